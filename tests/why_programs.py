@@ -11,20 +11,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 import gpuscope as gs
 from gpuscope.simulator.engine.jitter import Jitter
 from gpuscope.trace import Trace
 from gpuscope.workloads.spin import Spin
 
-FAMILIES = ("streams", "graphs", "threads", "fills", "polls")
+FAMILIES = ("streams", "graphs", "threads", "copies", "fills", "polls")
 CONTENDED = ("fills", "polls")
 """Families whose kernels compete for SMs, or whose hosts look whether work is done."""
 NAMES = ("ka", "kb", "kc", "kd")
+COPIES = ("up", "down")
+"""Copies to the GPU, and to the host."""
 SMS = 132
 POLL_NS = 2_000
 Step = tuple[Any, ...]
 """What the host does: ``("kernel", stream, name, ns, blocks)``, ``("wait", stream, for stream)``,
-``("pause", ns)``, ``("sync", stream or None)``, ``("graph", stream, steps)``, ``("poll", number)``."""
+``("pause", ns)``, ``("sync", stream or None)``, ``("graph", stream, steps)``, ``("poll", number)``,
+``("up" or "down", stream, bytes, memory)``."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +64,11 @@ def draw(family: str, seed: int) -> Program:
     streams, steps = rng.randint(1, 4), []
     for _ in range(rng.randint(8, 40)):
         kind = rng.choices(
-            ("kernel", "wait", "pause", "sync", "graph", "poll"),
-            (10, 2 * (streams > 1), 3, 1, 2 * (family == "graphs"), 3 * (family == "polls")),
+            ("kernel", "wait", "pause", "sync", "graph", "poll", "up", "down"),
+            (
+                *(10, 2 * (streams > 1), 3, 1, 2 * (family == "graphs"), 3 * (family == "polls")),
+                *(3 * (family == "copies"), 3 * (family == "copies")),
+            ),
         )[0]
         stream = rng.randrange(streams)
         if kind == "kernel":
@@ -74,6 +82,11 @@ def draw(family: str, seed: int) -> Program:
         elif kind == "graph":
             nodes = tuple(_kernel(rng, family, stream) for _ in range(rng.randint(1, 4)))
             steps.append((kind, stream, nodes))
+        elif kind in COPIES:
+            # Those of a direction in one stream: elsewhere a change may let them compete.
+            stream = 0 if kind == "up" else streams - 1
+            nbytes = rng.choice([4_000, 65_536, 400_000, 4_000_000])
+            steps.append((kind, stream, nbytes, rng.choice(["pageable", "pageable", "pinned"])))
         else:
             steps.append((kind, stream, rng.choice([5_000, 60_000, 200_000])))
     return Program(family, streams, tuple(steps))
@@ -183,6 +196,14 @@ class _Runner:
         ns = round(ns / self.program.faster.get(name, 1.0)) + self.program.more_ns.get(at, 0)
         self.streams[stream].launch(self.kernels[name], ns, grid=blocks, block=32)
 
+    def copy(self, way: str, stream: int, nbytes: int, memory: str) -> None:
+        count = nbytes // 4
+        on_gpu = self.gpu.empty(count)
+        pinned = memory == "pinned"
+        on_host = self.gpu.empty_pinned(count) if pinned else np.zeros(count, np.float32)
+        pair = (on_gpu, on_host) if way == "up" else (on_host, on_gpu)
+        self.streams[stream].copy(*pair)
+
     def wait(self, ns: int) -> None:
         self.gpu.backend.wait_until_ns(self.gpu.now_ns() + ns)
 
@@ -199,6 +220,8 @@ class _Runner:
             (self.gpu if step[1] is None else self.streams[step[1]]).synchronize()
         elif step[0] == "graph":
             self.graphs[at].launch(stream=self.streams[step[1]])
+        elif step[0] in COPIES:
+            self.copy(*step)
         else:
             self.spins[at].execute(stream=self.streams[step[1]])
             while self.spins[at].in_flight:

@@ -85,7 +85,8 @@ def wait_parts(work: WorkParts, row: int) -> list[Part]:
     start, end = int(rows.starts[row]), rows.end_ns(row)
     parts: list[Part] = []
     at = start
-    waited = rows.linked(row, "host wait")
+    linked = rows.linked(row, "host wait")
+    waited = work.orders.last[linked].tolist()  # who waits for a node, waits for its graph
     for work_row in sorted(waited, key=lambda work_row: int(rows.ends[work_row])):
         until = min(int(rows.ends[work_row]), end)
         if until > at:

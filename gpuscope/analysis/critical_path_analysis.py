@@ -20,7 +20,7 @@ from gpuscope.analysis.steps_analysis import steps
 from gpuscope.errors import InvalidArgument, MissingEvidence, NotFound
 from gpuscope.trace.columns import once
 from gpuscope.trace.model import Trace
-from gpuscope.trace.naming import kernel_name
+from gpuscope.trace.naming import kernel_name, range_label
 
 _OF_PARTS = ("kind", "span", "name", "thread", "stream", "line", "range", "rank")
 _BY = ("kind", "line", "range", "kernel", "stream", "thread", "rank")
@@ -33,9 +33,10 @@ class PathPart:
     Attributes
     ----------
     kind
-        ``"running"``, ``"copy"``: a kernel, a copy or memset. ``"launch call"``: until the call
-        had launched what is next. ``"on the way"``: until the GPU began it. ``"unexplained"``:
-        it began even later. ``"collective"``: from when the last rank had begun one. ``"host"``:
+        ``"running"``, ``"copy"``, ``"host function"``: a kernel, a copy or memset, a function of
+        the host that a stream called. ``"launch call"``: until the call had launched what is
+        next. ``"on the way"``: until the GPU began it. ``"unexplained"``: it began even later.
+        ``"collective"``: from when the last rank had begun one. ``"host"``:
         the host's program between calls. ``"call"``: in a call that launches nothing, or
         waits for nothing. ``"not looking"``: work was done, and the host had not seen it.
         ``"start-up"``: before the first call of a thread. ``"thread start"``, ``"hand-over"``:
@@ -49,7 +50,8 @@ class PathPart:
     line
         That made the call; of the host's program, that of its next call.
     range
-        The innermost one of the thread, or of the thread that launched it.
+        The innermost one of the thread, or of the thread that launched it, without a number at
+        its end.
     """
 
     kind: Annotated[str, "kind"]
@@ -182,8 +184,9 @@ def critical_path(trace: Trace, to: object = None) -> CriticalPathResult:
     ----------
     to
         The end: of the trace's last work or call; of the row with an id; of the last range or
-        handle's call of a name; of a step. The path to a range, a handle's call or a step begins
-        with it, that to others with the trace.
+        handle's call of a name, or where none has it, of one but for a number at its end; of a
+        step. The path to a range, a handle's call or a step begins with it, that to others with
+        the trace.
 
     Raises
     ------
@@ -236,7 +239,11 @@ def _end(causes: Causes, to: Any) -> _End:
         node = last_node(causes)
         return node, int(times[-1]), int(times[node]), "the end"
     if isinstance(to, str):
-        named = rows.having("kind", LASTING) & rows.having("name", (to,)) & (rows.ends != OPEN)
+        there = rows.having("kind", LASTING) & (rows.ends != OPEN)
+        named = there & rows.having("name", (to,))
+        if not named.any():
+            code, names = rows.coded("name")
+            named = there & np.array([range_label(name or "") == to for name in names])[code]
         if not named.any():
             raise NotFound(f"the trace has no finished range and no handle's call {given(to)}")
         to = int(rows.ids[np.argmax(np.where(named, rows.ends, -1))])

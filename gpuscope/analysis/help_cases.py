@@ -15,7 +15,7 @@ from gpuscope.analysis.idle_analysis import MEMORY_CALL
 from gpuscope.analysis.path_columns import CALLS, around, next_call
 from gpuscope.trace.columns import combined, rows_of
 from gpuscope.trace.model import Trace
-from gpuscope.trace.naming import kernel_name, ranges_in, stream_names
+from gpuscope.trace.naming import kernel_name, range_labels, ranges_in, stream_names
 from gpuscope.trace.sites import lines_of
 
 Basis: TypeAlias = Literal["bound", "recording"]
@@ -46,6 +46,7 @@ _CODE = {
     "give it a larger partition": "gpu.carve({{{0!r}: …}})",
     "pin the memory": "tensor.pin_memory(), then copy with non_blocking=True",
     "copy beside kernels": "copy ahead, on a stream of its own",
+    "shorten the host function": "hand its work to another thread; a stream waits until it is over",
     "use another stream": "launch what needs no data of the others on another stream",
     "give it priority or a partition": "gs.what_if(trace, streams={{{0!r}: {{'priority': -1}}}})",
     "drop the wait between streams": "gs.what_if(trace, drop_waits=…)",
@@ -202,7 +203,7 @@ def cases(view: View) -> Iterator[Case]:
 
 
 def _of_work(view: View) -> Iterator[Case]:
-    """Faster kernels; copies of pinned memory, and beside kernels."""
+    """Faster kernels and host functions; copies of pinned memory, and beside kernels."""
     causes, rows = view.causes, view.rows
     name, names = rows.coded("name")
     runs, half = view.kept & causes.of("running"), causes.lag // 2
@@ -212,6 +213,11 @@ def _of_work(view: View) -> Iterator[Case]:
         held = holds & rows.having("name", (about,))[view.before]
         words = "make the kernel twice as fast", kernel_name(about), which | held, half
         yield Case(*words, basis="recording", name=about)
+    functions = runs & rows.having("kind", ("host function",))[view.row]
+    site, sites = rows.coded("site")
+    for about, which in view.each(functions, name[view.row], lambda key: str(names[key])):
+        where = [f" at {line}" for line in lines_of(sites[site[view.row[which][0]]])[:1]]
+        yield Case("shorten the host function", "".join([about, *where]), which)
     copies = runs & rows.having("kind", ("memcpy",))[view.row]
     pageable = rows.having("src_kind", ("pageable",)) | rows.having("dst_kind", ("pageable",))
     if (which := copies & pageable[view.row]).any():
@@ -245,7 +251,7 @@ def _of_orders(view: View) -> Iterator[Case]:
     causes, rows = view.causes, view.rows
     caller, owner = causes.rows.calls, np.full(len(rows.ids), -1)
     launched = causes.of("launch") & (view.range >= 0)
-    owner[view.row[launched]] = rows.coded("name")[0][view.range[launched]]
+    owner[view.row[launched]] = range_labels(view.trace)[0][view.range[launched]]
     apart = np.zeros(len(view.kept), bool)
     for of in (owner, rows.coded("category")[0], np.where(caller < 0, -1, rows.threads[caller])):
         apart |= of[view.before] != of[view.row]
@@ -292,13 +298,13 @@ def _memory(view: View) -> Iterator[Case]:
 
 def _graphs(view: View) -> Iterator[Case]:
     """Record the launches of each range as one graph; without ranges, those close together."""
-    causes, (name, names) = view.causes, view.rows.coded("name")
+    causes, (label, labels) = view.causes, range_labels(view.trace)
     launches, since = causes.of("launch"), causes.times[causes.source]
     ends, ranges = np.r_[causes.times[1::2], 0], ranges_in(view.trace)[0]
-    of_range = np.where(view.range >= 0, name[view.range], -1)
+    of_range = np.where(view.range >= 0, label[view.range], -1)
     host = np.where(view.is_host, view.row, -1)
-    for about, which in view.each(view.is_host | launches, of_range, lambda key: str(names[key])):
-        spans = ranges[view.rows.having("name", (about,))[ranges]]
+    for about, which in view.each(view.is_host | launches, of_range, labels.__getitem__):
+        spans = ranges[label[ranges] == labels.index(about)]
         within = around(causes, spans, host, since)
         inside = view.is_host & (within >= 0) & (causes.times[causes.target] <= ends[within])
         total = np.bincount(within[inside], causes.lag[inside], len(ends))

@@ -29,6 +29,7 @@ BETWEEN, OUTSIDE = "between two CUDA calls", "outside CUDA and any range"
 START, AFTER, UNKNOWN = "start of program", "after the last work", "launch call unknown"
 HOST_WAIT, DATA, MEMORY = "in a host wait", "waiting for data", "memory allocation"
 THREAD = "waiting for another thread"
+FUNCTION = "in a host function"
 _FIXED = [BETWEEN, OUTSIDE, START, LAUNCH, COPY, ON_ITS_WAY, EVENT, NEXT, AFTER, UNKNOWN]
 MEMORY_CALL = re.compile("(?i)malloc|cudafree|cumemfree|hostalloc|memalloc|memfree|hostregister")
 """Name of a call that allocates or frees memory."""
@@ -52,7 +53,7 @@ class IdleCause:
     Attributes
     ----------
     cause
-        In words; a host wait or another call with the call's name.
+        In words; a host wait, another call or a host function with its name.
     thread
         What the thread is called that launched the work which ended the gaps; ``None`` where no
         launch is known.
@@ -115,7 +116,8 @@ def idle_causes(trace: Trace, window_ns: tuple[int, int] | None = None) -> IdleR
     A gap of a GPU belongs to the thread that launched the work which ended it. Until that launch
     began, the thread was in another call, or between calls, in a range or in none; then in the
     launch call; then the launch was on its way, unless an event held it. Work that was
-    launched before the gap began just followed other work. Time before all rows of the thread and
+    launched before the gap began just followed other work. Where a host function held its stream
+    then, or the thread waited for one, that is the cause. Time before all rows of the thread and
     all launches is the start of the program.
 
     Parameters
@@ -278,17 +280,76 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
     at_line = np.where(at_line > 0, at_line, launched_at[gap])
     label, labels = range_labels(trace)
     rows = np.r_[around, ranges_around(trace, thread, np.where(known, starts[call], 0))]
-    every_gap = np.arange(len(low))
+    begin, end = np.r_[since, back], np.r_[until, high]
+    waits, works = np.r_[inside, np.full(len(low), -1)], np.r_[np.full(len(gap), -1), work]
+    part, function, held_ns = _in_functions(trace, begin, end, waits, works)
+    name, names = codes(trace.spans.column("name"))
+    first, code = combined(name[function])
+    lasted_ns = end - begin
+    np.subtract.at(lasted_ns, part, held_ns)
+    of_part = np.r_[np.arange(len(begin)), part]
     columns = (
-        np.r_[gap, every_gap],
-        np.r_[until - since, high - back],
-        np.r_[during, after],
-        np.r_[thread[gap], thread],
-        np.where(rows >= 0, label[rows], 0),
-        line[np.r_[at_line, launched_at]],
+        np.r_[gap, np.arange(len(low))][of_part],
+        np.r_[lasted_ns, held_ns],
+        np.r_[during, after, len(texts) + code],
+        np.r_[thread[gap], thread][of_part],
+        np.where(rows >= 0, label[rows], 0)[of_part],
+        line[np.r_[at_line, launched_at, site[function]]],
     )
+    texts += [f"{FUNCTION} ({names[name[row]]})" for row in function[first].tolist()]
     kept = columns[1] > 0
     return tuple(column[kept] for column in columns), (texts, labels, list(number_of))
+
+
+def _in_functions(
+    trace: Trace, begin: Ints, end: Ints, waits: Ints, works: Ints
+) -> tuple[Ints, Ints, Ints]:
+    """Say in which parts of gaps a host function held up the work that ended the gap.
+
+    Parameters
+    ----------
+    begin, end
+        Of each part.
+    waits, works
+        The call that the thread was in, and the work that was launched already; −1 for none.
+
+    Returns
+    -------
+    tuple
+        Part, row of the host function, and for how long of the part it ran; of the functions of a
+        part, those that ran one after the other.
+    """
+    functions = rows_of(trace, "host function")
+    if not len(functions):
+        return (np.zeros(0, np.int64),) * 3
+    starts, stream = trace.array("start_ns").copy(), trace.array("stream", fill=-1)
+    ends = np.where(is_open(trace), LATEST_NS, trace.array("end_ns", fill=0))
+    parts, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for number in np.unique(stream[functions]).tolist():
+        of_stream = functions[stream[functions] == number]
+        of_stream = of_stream[np.argsort(starts[of_stream], kind="stable")]
+        over = np.maximum.accumulate(ends[of_stream])
+        # Default streams of several threads may have one number: what ran at once counts once.
+        starts[of_stream] = np.maximum(starts[of_stream], np.r_[0, over[:-1]])
+        here = np.flatnonzero((works >= 0) & (stream[works] == number))
+        first = over.searchsorted(begin[here], "right")
+        count = np.maximum(starts[of_stream].searchsorted(end[here]) - first, 0)
+        at = np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)
+        parts.append(np.repeat(here, count))
+        rows.append(of_stream[at])
+    last = np.full(len(trace) + 1, -1)  # row → the last host function that an edge says it awaited
+    source, target = linked_rows(trace.edges, trace.array("id"), "event wait", "host wait")
+    of_function = np.isin(source, functions)
+    source, target = source[of_function], target[of_function]
+    order = np.argsort(ends[source], kind="stable")
+    last[target[order]] = source[order]
+    awaited = np.where(works >= 0, last[works], last[waits])
+    awaited[np.concatenate(parts)] = -1
+    parts.append(np.flatnonzero(awaited >= 0))
+    rows.append(awaited[awaited >= 0])
+    part, function = np.concatenate(parts), np.concatenate(rows)
+    ran_ns = np.minimum(end[part], ends[function]) - np.maximum(begin[part], starts[function])
+    return part[ran_ns > 0], function[ran_ns > 0], ran_ns[ran_ns > 0]
 
 
 def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause, ...]:

@@ -44,7 +44,7 @@ class LaunchSite:
     copied_bytes
         Of copies and memsets, as far as amounts are known.
     calls_ns
-        Sum of the times of its API calls and waits.
+        Sum of the times of its API calls, records of events and waits.
     idle_ns
         How long its GPU did nothing before work of this line ended that.
     hazards
@@ -131,7 +131,7 @@ def launch_sites(trace: Trace, *, by: str = "line") -> LaunchSitesResult:
     starts, is_known = trace.array("start_ns"), ~is_open(trace)
     lasted_ns = np.where(is_known, trace.array("end_ns", fill=0) - starts, 0)
     nbytes = trace.array("nbytes", fill=0)
-    kinds = (GPU_WORK, ("kernel", "graph"), ("api",), ("sync",))
+    kinds = (GPU_WORK, ("kernel", "graph"), ("api", "event"), ("sync",))
     is_work, is_kernel, is_api, is_sync = (_are(trace, rows_of(trace, *kind)) for kind in kinds)
     is_call = is_api | (is_sync & (site > 0))  # CUPTI tells both
     idle_ns = np.zeros(len(starts), np.int64)

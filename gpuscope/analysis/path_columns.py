@@ -15,14 +15,14 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import rows_of
 from gpuscope.trace.joins import innermost
 from gpuscope.trace.model import Trace
-from gpuscope.trace.naming import ranges_in
+from gpuscope.trace.naming import range_labels, ranges_in
 from gpuscope.trace.sites import lines_of
 
 LASTING = ("range", "handle")
 """Kinds of rows whose path begins with them."""
 PATH_KINDS = (
     *("start-up", "host", "call", "launch call", "on the way", "unexplained", "running", "copy"),
-    *("not looking", "thread start", "hand-over"),
+    *("not looking", "thread start", "hand-over", "host function"),
 )
 """Kinds of parts of a path."""
 _PART = {kind: number for number, kind in enumerate(PATH_KINDS)}
@@ -69,6 +69,7 @@ def path_columns(
     calls = np.where(is_host, next_call(host, rows.having("kind", CALLS)), row)
     site, sites = rows.coded("site")
     name, names = rows.coded("name")
+    label, labels = range_labels(trace)
     lines = [str(lines[0]) if (lines := lines_of(text)) else None for text in sites]
     is_run = np.isin(kind, (_PART["running"], _PART["copy"]))
     ranks = {facts.process: facts.rank for facts in trace.metadata.ranks}
@@ -80,7 +81,7 @@ def path_columns(
         "thread": _values(thread, int),
         "stream": _values(np.where(is_host, -1, rows.streams[row]), int),
         "line": _values(np.where(calls >= 0, site[calls], -1), lines.__getitem__),
-        "range": _values(np.where(ranges >= 0, name[ranges], -1), names.__getitem__),
+        "range": _values(np.where(ranges >= 0, label[ranges], -1), labels.__getitem__),
         "rank": _values(process, ranks.get),
     }
 
@@ -137,6 +138,8 @@ def _parts(
     is_copy = rows.having("kind", ("memcpy", "memset"))[row]
     last[(last == _PART["running"]) | beside] = _PART["running"]
     last[(last == _PART["running"]) & is_copy] = _PART["copy"]
+    is_function = rows.having("kind", ("host function",))[row]
+    last[(last == _PART["running"]) & is_function] = _PART["host function"]
     first = np.where(source == begin, _PART["host"], _PART["launch call"])
     kinds = np.stack([first, np.full(len(edges), _PART["on the way"]), last], axis=1)
     starts = np.stack([low, queued, ready], axis=1)

@@ -331,7 +331,7 @@ class Activity:
     context
         Number of the partition's context that it ran in; ``None`` for the whole GPU's.
     after
-        Nodes of the same launch that it followed.
+        Nodes of the same launch that it followed; of a graph's launch, its node that ended last.
     released_by
         Of a kernel that waited for SMs: who released those that its first blocks got.
     held
@@ -340,6 +340,10 @@ class Activity:
         Of a copy: the copy engine that carried it, and the bytes that it moved in device memory.
     launch_config
         Of a kernel, as in traces; empty: not known; ``None``: as its call says.
+    memory
+        Of a copy: the kinds of memory, as in traces, that it read and wrote.
+    awaited
+        Whether the host waited for it in the call that queued it.
     """
 
     kind: str
@@ -357,3 +361,5 @@ class Activity:
     engine: str | None = None
     nbytes: int | None = None
     launch_config: str | None = None
+    memory: tuple[str, str] | None = None
+    awaited: bool = False

@@ -9,12 +9,26 @@ from collections.abc import Callable
 from gpuscope.device.api import Activity
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
-from gpuscope.record.rows import Row, Rows, block_row, call_row, keep, move, node_row, work_columns
+from gpuscope.record.rows import (
+    Edge,
+    Row,
+    Rows,
+    block_row,
+    call_row,
+    keep,
+    move,
+    node_row,
+    work_columns,
+    work_row,
+)
 from gpuscope.record.source import Calibration, DeviceSource
 
 _KINDS = {"kernel": "kernel", "memcpy": "memcpy", "host": "host function"}
 _OF_BLOCK = "name process device device_uuid partition intended_partition stream category source"
 """Columns of a block's row that are its kernel's."""
+_LATE = 1 << 15
+"""Where only the latest rows are kept, of so many graphs' launches it is known which node ended
+last."""
 _COPY_KINDS = {"host to device": "HtoD", "device to host": "DtoH", "device": "DtoD", "host": "HtoH"}
 
 
@@ -35,6 +49,10 @@ class ActivitySource(DeviceSource):
         self._ended: list[int] = []  # calls all of whose work is rows
         self._blocks: dict[int, int] = {}  # how many blocks of a call are rows
         self._partitions: dict[int, str] = {}  # names by context
+        self._last: dict[int, int] = {}
+        """Row of a graph's first node → row of the node that ended last, once all are done."""
+        self._behind: list[Edge] = []
+        """Edges from graphs whose last node is not known."""
 
     def before(self, call: Call) -> None:
         """Remember the call until its work is done, and the partitions of a graph's nodes."""
@@ -53,8 +71,11 @@ class ActivitySource(DeviceSource):
 
     def activity(self, activity: Activity) -> None:
         """Take finished work; what was queued before the recording is not its own."""
-        call = self._calls.get(activity.correlation)
+        number = activity.correlation
+        call = self._calls.get(number)
         if call is not None:
+            if activity.kind == "graph" and activity.node is None and activity.after:
+                self._last[work_row(number)] = node_row(number, activity.after[0])
             self._done.append((call, activity))
 
     @property
@@ -68,7 +89,7 @@ class ActivitySource(DeviceSource):
         """Take in what has come; returns what undoes all that :meth:`drain` does next."""
         self.settle()
         move(self._done, self._taken)
-        return keep(self, "_taken", "_ended", "_blocks")
+        return keep(self, "_taken", "_ended", "_blocks", "_behind")
 
     def settle(self) -> None:
         """Forget the calls whose rows were handed out."""
@@ -87,6 +108,18 @@ class ActivitySource(DeviceSource):
                     self._blocks.pop(activity.correlation, None)
                     continue
             self._add(call, activity, rows)
+        behind, self._behind = self._behind, []
+        for first, row, kind in behind:
+            if first in self._last or rows.over:
+                rows.edges.append((self._last.get(first, first), row, kind))
+            else:
+                self._behind.append((first, row, kind))
+        for first in list(self._last)[:-_LATE] if rows.since_ns else ():
+            del self._last[first]
+
+    def hold_edges(self, edges: list[Edge], _rows: Rows, /) -> None:
+        """Keep edges from graphs' launches until these are done."""
+        self._behind += edges
 
     def _add(self, call: Call, activity: Activity, rows: Rows) -> None:
         """Add the row of finished work, and what it tells of order."""
@@ -98,6 +131,8 @@ class ActivitySource(DeviceSource):
                 rows.edges.append((call_row(activity.correlation), row, "launch"))
             for before in activity.after:
                 rows.edges.append((node_row(activity.correlation, before), row, "graph"))
+        if activity.awaited and (call.end_ns or activity.end_ns) >= activity.end_ns:
+            rows.edges.append((row, call_row(activity.correlation), "host wait"))
         for release in activity.released_by:
             if self._first is not None and release.correlation >= self._first:
                 before = node_row(release.correlation, release.node or 0)
@@ -135,6 +170,8 @@ class ActivitySource(DeviceSource):
             columns["launch_config"] = activity.launch_config or None
         if activity.engine is not None:
             columns["copy_kind"] = _COPY_KINDS[activity.engine]
+        if activity.memory is not None:
+            columns["src_kind"], columns["dst_kind"] = activity.memory
         return columns
 
     def _node_columns(self, activity: Activity) -> Row:

@@ -13,7 +13,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.views import PartitionView, StreamView
 from gpuscope.record.blocks import BlockSource
 from gpuscope.record.facts import partition_facts, stream_facts
-from gpuscope.record.order import Order
+from gpuscope.record.order import Found, Order
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import Row, Rows, call_row, keep, move, of_call, together, work_columns
 from gpuscope.record.source import Ended, Source
@@ -343,7 +343,7 @@ class CallLog:
     def _add_call(self, call: Call, rows: Rows) -> None:
         """Add a call's row, and the edges from what it follows."""
         if self._is_timed(call):
-            rows.edges += self._order.work(call)
+            self._add_edges(call, self._order.work(call), rows)
             self._sources[call.device_key].hold(call, self._columns(call), rows)
             return
         if call.kind == "record":
@@ -353,9 +353,15 @@ class CallLog:
         elif call.kind == "wait":
             self._order.wait(call)
         elif call.kind == "sync":
-            waits = self._order.behind(call)
-            rows.edges += [(row, call_row(call.correlation), "host wait") for row in waits]
+            self._add_edges(call, self._order.behind(call), rows)
         rows.spans.append(self._columns(call))
+
+    def _add_edges(self, call: Call, found: Found, rows: Rows) -> None:
+        """Add edges from work; those from graphs' launches where their source knows the nodes."""
+        of_work, of_graphs = found
+        rows.edges += of_work
+        if of_graphs:
+            self._sources[call.device_key].hold_edges(of_graphs, rows)
 
     def _columns(self, call: Call) -> Row:
         device, number = self._devices[call.device_key], call.correlation

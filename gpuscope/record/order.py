@@ -4,16 +4,38 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from typing import NamedTuple
 
 from gpuscope.device.calls import Call
 from gpuscope.device.views import EventView, GraphView
-from gpuscope.record.rows import call_row, keep, together, work_row
+from gpuscope.record.rows import Edge, call_row, keep, together, work_row
 
 _Queue = tuple[str, int, int]
 """Device, stream, and thread where each thread has its own; the legacy default stream is 0."""
 
-_Front = dict[_Queue, tuple[int, str]]
-"""Stream → the row of its last work, and the rule by which a moment comes after it."""
+
+class _Behind(NamedTuple):
+    """What a moment comes after.
+
+    Attributes
+    ----------
+    row
+        Of the work; of a graph's launch, of its first node.
+    rule
+        By which the moment comes after it.
+    is_graph
+        Whether it is a graph's launch: its last node ends it.
+    """
+
+    row: int
+    rule: str = ""
+    is_graph: bool = False
+
+
+Found = tuple[list[Edge], list[Edge]]
+"""The edges from work, and those from graphs' launches."""
+_Front = dict[_Queue, _Behind]
+"""Stream → its last work."""
 
 _LEGACY = "legacy default stream"
 
@@ -49,20 +71,22 @@ class Order:
             lambda: vars(self).update(_fronts=fronts, _changed=changed, _undone=undone),
         )
 
-    def work(self, call: Call) -> list[tuple[int, int, str]]:
+    def work(self, call: Call) -> Found:
         """Queue a call's work; returns the edges from work of other streams that it follows."""
         queue, row = _queue_of(call), work_row(call.correlation)
         if queue is None:
-            return []
+            return [], []
         front, graph = self._enter(call, queue), call.graph
+        behind = _Behind(row, is_graph=graph is not None)
         if graph is not None:
             _merge(front, self._at_graph.get(graph, {}), "graph")
-            self._at_graph[graph] = dict(front) if graph.is_empty else {queue: (row, "")}
+            self._at_graph[graph] = dict(front) if graph.is_empty else {queue: behind}
             if graph.is_empty:
-                return []
-        self._fronts[queue] = {queue: (row, "")}
-        self._undone.setdefault(queue[0], {})[queue] = row, ""
-        return [(last, row, rule) for source, (last, rule) in front.items() if source != queue]
+                return [], []
+        self._fronts[queue] = {queue: behind}
+        self._undone.setdefault(queue[0], {})[queue] = behind
+        others = [last for source, last in front.items() if source != queue]
+        return _edges([(last, row, last.rule) for last in others])
 
     def record(self, call: Call) -> None:
         """Note a record of an event."""
@@ -77,8 +101,8 @@ class Order:
             front = self._enter(call, queue)
             _merge(front, self._at_event.get(call.event, {}), "event wait")
 
-    def behind(self, call: Call) -> list[int]:
-        """Return the rows whose work ends before a wait of the host does."""
+    def behind(self, call: Call) -> Found:
+        """Return the edges to a wait of the host from the work that ends before it does."""
         queue = _queue_of(call)
         if call.event is not None:
             front = self._at_event.get(call.event, {})
@@ -86,8 +110,9 @@ class Order:
             front = self._fronts.get(queue, {})
         else:
             front = self._undone.pop(call.device_key, {})
+        row = call_row(call.correlation)
         # Another thread may have queued more while this one waited.
-        return [row for row, _ in front.values() if row < call_row(call.correlation)]
+        return _edges([(last, row, "host wait") for last in front.values() if last.row < row])
 
     def _enter(self, call: Call, queue: _Queue) -> _Front:
         """Return a stream's front, the legacy default stream's barrier passed."""
@@ -117,6 +142,15 @@ def _queue_of(call: Call) -> _Queue | None:
 
 def _merge(front: _Front, other: _Front, rule: str) -> None:
     """Add another front: of one stream, later work implies what was before it."""
-    for source, (row, _) in other.items():
-        if source not in front or front[source][0] < row:
-            front[source] = row, rule
+    for source, last in other.items():
+        if source not in front or front[source].row < last.row:
+            front[source] = last._replace(rule=rule)
+
+
+def _edges(found: list[tuple[_Behind, int, str]]) -> Found:
+    """Return edges, those from graphs' launches apart."""
+    of_work, of_graphs = (
+        [(last.row, row, rule) for last, row, rule in found if last.is_graph is is_graph]
+        for is_graph in (False, True)
+    )
+    return of_work, of_graphs

@@ -23,6 +23,8 @@ from gpuscope.trace import schema
 
 Row: TypeAlias = "dict[str, int | float | str | None]"
 """A span on its way into a trace: column → value."""
+Edge: TypeAlias = "tuple[int, int, str]"
+"""From which row to which, and the kind."""
 
 # A call's rows are numbered from its correlation, so that nothing has to be remembered.
 _KINDS_OF_ROW = 4
@@ -171,7 +173,7 @@ class Rows:
     """
 
     spans: list[Row] = field(default_factory=list)
-    edges: list[tuple[int, int, str]] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
     batches: list[Batch] = field(default_factory=list)
     at_once: int = ROWS_AT_ONCE
     over: bool = False
@@ -203,7 +205,7 @@ class Rows:
         return len(self.spans) + frozen
 
 
-def freeze(spans: list[Row], edges: list[tuple[int, int, str]]) -> Batch:
+def freeze(spans: list[Row], edges: list[Edge]) -> Batch:
     """Turn rows and edges into a batch."""
     given: set[str] = set().union(*spans)
     names = [name for name in schema.SPAN_TYPES if name in given]

@@ -17,7 +17,7 @@ from gpuscope.device.views import PartitionView, StreamView
 from gpuscope.errors import GpuscopeError
 from gpuscope.record.blocks import globaltimer_fit
 from gpuscope.record.clock import ClockFit
-from gpuscope.record.rows import ROWS_AT_ONCE, Row, Rows, call_row, together, work_row
+from gpuscope.record.rows import ROWS_AT_ONCE, Edge, Row, Rows, call_row, together, work_row
 from gpuscope.trace.facts import DeviceFacts, StreamFacts
 from gpuscope.trace.metadata import TraceMetadata
 
@@ -269,6 +269,10 @@ class Source:
         if call.stream is not None:
             rows.edges.append((call_row(number), work_row(number), "launch"))
         rows.spans.append(row)
+
+    def hold_edges(self, edges: list[Edge], rows: Rows, /) -> None:
+        """Add edges from launches of graphs, now or when it is known which node ended last."""
+        rows.edges += edges
 
     def tap(self) -> Tap | None:
         """Return what gets all that comes from now on, where another process can read it."""

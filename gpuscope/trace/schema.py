@@ -64,7 +64,8 @@ SPAN_TYPES: dict[str, pa.DataType] = {
 """Column → type of a span. Times are ns on the trace's time base; ``end_ns`` is null
 while a span is open. The uncertainties are one-sided: the true start lies in
 [start, start + start_uncertainty], the true end in [end − end_uncertainty, end].
-``queued_ns`` is when the call that launched the work returned: short work may be done by then.
+``queued_ns`` is when the call that launched the work returned: short work may be done by then; of
+a simulated device, when the call had queued it, and returned somewhat later.
 ``color`` is ARGB. ``launch_config``, ``payload`` and ``site`` are
 JSON texts. ``site``: file, line and function of the lines of Python that made the call, or the call
 that launched the work, innermost first; those of installed packages are left out."""

@@ -144,6 +144,77 @@ def test_a_wait_for_the_device_is_behind_the_last_work_of_every_stream(gpu):
     assert ids[last.span] == "60"
 
 
+def test_copies_tell_their_memory_and_which_made_the_host_wait(gpu):
+    large, small = 1 << 20, 1 << 10
+    on_gpu = {count: gpu.empty(count) for count in (large, small)}
+    pageable = {count: np.zeros(count, np.float32) for count in (large, small)}
+    pinned = gpu.empty_pinned(large)
+    pairs = [
+        (on_gpu[large], pageable[large]), (pageable[large], on_gpu[large]),
+        (pageable[small], on_gpu[small]), (on_gpu[small], pageable[small]),
+        (on_gpu[large], pinned), (pinned, on_gpu[large]), (on_gpu[large], on_gpu[large]),
+    ]  # fmt: skip
+    with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+        for destination, source in pairs:
+            stream.copy(destination, source)
+        stream.synchronize()
+    trace = recording.trace
+    copies = sorted(rows(trace, "memcpy"), key=lambda row: row["queued_ns"])
+    assert [(row["src_kind"], row["dst_kind"]) for row in copies] == [
+        ("pageable", "device"), ("device", "pageable"), ("device", "pageable"),
+        ("pageable", "device"), ("pinned", "device"), ("device", "pinned"), ("device", "device"),
+    ]  # fmt: skip
+    calls = {e["to"]: e["from"] for e in trace.edges.to_pylist() if e["kind"] == "launch"}
+    waits = {(e["from"], e["to"]) for e in trace.edges.to_pylist() if e["kind"] == "host wait"}
+    waited = [(row["id"], calls[row["id"]]) in waits for row in copies]
+    assert waited[1:3] == [True, True]
+    assert waited[4:] == [False, False, False]
+    if gpu.is_simulated:
+        assert waited[0], "the host waits for large memory on its way up"
+        assert not waited[3], "small memory is staged"
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_what_waits_behind_a_graph_names_its_last_node(gpu, reads):
+    spin = Spin(gpu, duration_ns=100_000)
+    spin.execute()
+    legacy = gpu.wrap_stream(1)
+    with gpu.create_stream() as captured, captured.capture() as graph:
+        for _ in range(3):
+            captured.launch(spin._kernel, 100_000, grid=1, block=32)
+    with graph, gpu.create_stream(blocking=True) as one, gpu.create_stream() as two:
+        with gs.profile(gpu) as recording:
+            graph.launch(stream=one)
+            done = one.record()
+            two.wait(done)
+            spin.execute(stream=two)  # behind an event
+            if reads:
+                recording.batches()
+            done.synchronize()
+            graph.launch(stream=two)  # behind its own launch
+            graph.launch(stream=one)
+            one.synchronize()
+            graph.launch(stream=one)
+            spin.execute(stream=legacy)  # behind its barrier
+            gpu.synchronize()
+        trace = recording.trace
+    kernels = {row["id"]: row for row in rows(trace, "kernel")}
+    last_ns, seen = {}, set()
+    for row in kernels.values():
+        launch = row["correlation"]
+        last_ns[launch] = max(row["end_ns"], last_ns.get(launch, 0))
+    for edge in trace.edges.to_pylist():
+        before, after = (kernels.get(edge[end]) for end in ("from", "to"))
+        inside = before and after and before["correlation"] == after["correlation"]
+        if before is not None and not inside:
+            assert before["end_ns"] == last_ns[before["correlation"]], edge
+            if before["graph"] is not None:
+                seen.add(edge["kind"])
+    assert seen == {"host wait", "event wait", "graph", "legacy default stream"}
+    for wait in rows(trace, "sync"):
+        assert gs.analysis.parts(trace, wait["id"])[-1].duration_ns < 100_000, "not looking"
+
+
 @pytest.mark.parametrize("source", ["auto", "events"])
 @pytest.mark.parametrize("between", ["kernel", "record", "wait"])
 def test_the_legacy_default_streams_barrier_is_edges(gpu, between, source):

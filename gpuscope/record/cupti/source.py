@@ -28,7 +28,7 @@ from gpuscope.record.cupti.order import Order
 from gpuscope.record.cupti.places import Places
 from gpuscope.record.cupti.records import Canaries, Records
 from gpuscope.record.guards import SelectionLog
-from gpuscope.record.rows import Row, Rows, together
+from gpuscope.record.rows import Edge, Row, Rows, together
 from gpuscope.record.source import Calibration, Completeness, Options, Ordered, Source, SourceFacts
 
 _PATIENCE_S = 3.0
@@ -295,6 +295,13 @@ class CuptiSource(Source):
     def hold(self, call: Call, row: Row, _rows: Rows, /) -> None:
         """Keep a launch's row until CUPTI's record of the call is there."""
         self._links.held.append((call, row))
+
+    def hold_edges(self, edges: list[Edge], rows: Rows, /) -> None:
+        """Keep edges from graphs' launches until CUPTI's records of all nodes are there."""
+        if self._records.tells_waits:
+            self._records.waits.hold(edges)
+        else:
+            rows.edges += edges
 
     # -- reading ----------------------------------------------------------------------
     def _receive(self, number: int, records: Array) -> None:

@@ -10,7 +10,7 @@ from gpuscope._types import Ints
 from gpuscope.device.calls import Call
 from gpuscope.record.cupti import library, order
 from gpuscope.record.cupti.tables import Columns, middle, select
-from gpuscope.record.rows import Row, is_call_row, is_own_work, keep
+from gpuscope.record.rows import Edge, Row, is_call_row, is_own_work, keep
 from gpuscope.trace import arrow, joins, schema, waits
 from gpuscope.trace.arrow import NONE
 
@@ -27,7 +27,7 @@ _WHAT[library.OF_EVENT], _WHAT[library.OF_STREAM] = waits.EVENT_SYNC, waits.STRE
 _WHAT[library.OF_CONTEXT] = waits.CONTEXT_SYNC
 _CALLS = ("number", "row", "own")
 _RECORDS = ("number", "what", "key", "event", "is_done")
-_WORK = ("number", "launch", "key", "device", "first", "start", "last", "end")
+_WORK = ("number", "launch", "own", "key", "device", "first", "start", "last", "end")
 
 
 class Waits:
@@ -40,7 +40,9 @@ class Waits:
         """Of events and waits, CUPTI's and those that follow from what was noted of calls: stream
         or context, and event."""
         self._work: list[Columns] = []
-        """Work of a call in a stream."""
+        """Work of a call in a stream; ``own``: the row of a call of ours, or NONE."""
+        self._behind: list[Edge] = []
+        """Edges of ours from graphs' launches, by their first row, until all nodes have come."""
         self._upto = 0
         """The highest number of a call until the reading before."""
 
@@ -52,6 +54,7 @@ class Waits:
         """Let go of everything: the recording begins now."""
         for parts in (self._calls, self._records, self._work):
             parts.clear()
+        self._behind.clear()
 
     def take(self, records: Mapping[int, Columns]) -> None:
         """Take what a buffer tells of events and waits."""
@@ -80,8 +83,14 @@ class Waits:
     def add_work(self, work: Columns, rows: Ints) -> None:
         """Take work and its rows."""
         number, key = work["correlation"], _key(work)
+        own = np.where(is_own_work(rows), rows, NONE)
         names = {"number": number, "launch": number, "key": key, "first": rows, "last": rows}
-        self._work.append({**{name: work[name] for name in ("device", "start", "end")}, **names})
+        known = {name: work[name] for name in ("device", "start", "end")}
+        self._work.append({**known, **names, "own": own})
+
+    def hold(self, edges: list[Edge]) -> None:
+        """Take edges from launches of graphs that follow from our calls."""
+        self._behind += edges
 
     def edges(self, until: int, green: Collection[int], *, over: bool) -> list[Edges]:
         """Return the edges of waits before which everything has come by now.
@@ -96,7 +105,7 @@ class Waits:
             Nothing more comes.
         """
         calls, records = _joined(self._calls, _CALLS), _joined(self._records, _RECORDS)
-        work = waits.by_stream(_joined(self._work, _WORK))
+        work = waits.by_stream(_with_own(_joined(self._work, _WORK)))
         until = until if over else min(until, self._upto + 1)  # some may be on their way
         numbers = [columns["number"] for columns in (calls, records, work)]
         self._upto = int(np.concatenate(numbers).max(initial=0))
@@ -107,13 +116,32 @@ class Waits:
         wait, source, target = waits.wait_edges(work, joined, until, green)
         what = np.where(joined["what"][wait] == waits.STREAM_WAIT, waits.STREAM_WAIT, NONE)
         ours = (what != waits.STREAM_WAIT) | is_own_work(target)
-        new = ~(is_ours[wait] & is_own_work(source) & ours)  # our calls tell of the others
+        of_ours = work["last"][work["own"] != NONE]
+        new = ~(is_ours[wait] & np.isin(source, of_ours) & ours)  # our calls tell of the others
         since = until - LATE
         self._calls = [select(calls, calls["number"] >= since)]
         self._records = [select(records, records["number"] >= since)]
         self._work = [select(work, work["number"] >= since)]
         what, source, target = arrow.coded_array(what[new], source[new], target[new])[1].T
-        return waits.by_kind(what, source, target)
+        return waits.by_kind(what, source, target) + self._behind_graphs(work, until, over=over)
+
+    def _behind_graphs(self, work: Columns, until: int, *, over: bool) -> list[Edges]:
+        """Return edges of ours from the last nodes of graphs all of whose nodes have come."""
+        if not self._behind:
+            return []
+        behind, self._behind = self._behind, []
+        launched = joins.match(np.array([first for first, _, _ in behind]), work["own"])
+        last = arrow.picked(work["last"], launched)
+        has_come = (launched != NONE) & (arrow.picked(work["number"], launched) < until)
+        has_come[: max(0, len(behind) - LATE)] = True  # their nodes are held no longer
+        pairs: dict[str, list[tuple[int, int]]] = {}
+        for edge, row, is_told in zip(behind, last.tolist(), has_come.tolist(), strict=True):
+            first, after, kind = edge
+            if is_told or over:
+                pairs.setdefault(kind, []).append((first if row == NONE else row, after))
+            else:
+                self._behind.append(edge)
+        return [(*np.array(ends).T, kind) for kind, ends in pairs.items()]
 
 
 def in_ours(
@@ -166,6 +194,13 @@ def _subjects(records: Columns, worked: Ints) -> Columns:
         "of_key": np.where(is_stream, key, arrow.picked(key, last)),
         "of_number": np.where(is_stream, number, arrow.picked(number, last)),
     }
+
+
+def _with_own(work: Columns) -> Columns:
+    """Return work whose every piece has the row of ours of its launch, if that has one."""
+    own = work["own"] != NONE
+    at = joins.match(work["launch"], work["launch"][own])
+    return {**work, "own": arrow.picked(work["own"][own], at)}
 
 
 def _with_work(streams: Ints, worked: Ints) -> Ints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from gpuscope.device.api import Activity, Release
-from gpuscope.simulator.engine.ops import ORDERED_BY_EVENTS, CopyOp, KernelOp, Op
+from gpuscope.simulator.engine.ops import ORDERED_BY_EVENTS, CopyOp, GraphOp, KernelOp, Op
 
 
 def activity_of(op: Op) -> Activity:
@@ -17,6 +17,8 @@ def activity_of(op: Op) -> Activity:
     after: Sequence[int] = ()
     if op.owner is not None and op.node is not None:
         after = op.owner.graph.nodes[op.node][1]
+    elif isinstance(op, GraphOp) and op.last is not None:
+        after = (op.last,)
     return Activity(
         op.kind,
         op.name,
@@ -33,6 +35,8 @@ def activity_of(op: Op) -> Activity:
         copy.engine if copy else None,
         copy.cost.nbytes if copy else None,
         kernel.launch_config if kernel else None,
+        copy.memory if copy else None,
+        copy.awaited if copy else False,
     )
 
 

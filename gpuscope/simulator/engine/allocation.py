@@ -213,9 +213,9 @@ class SimMemory(SimHost):
         Pageable memory is staged on the way, and the host waits as CUDA lets it: for small
         memory on its way up not at all, else until the copy is done.
         """
-        to_device, from_device = (isinstance(array, SimArray) for array in (destination, source))
-        on_host = [array for array in (destination, source) if not isinstance(array, SimArray)]
-        pinned = all(pinned_block(array) is not None for array in on_host)
+        memory = _memory_of(source), _memory_of(destination)
+        from_device, to_device = (kind == "device" for kind in memory)
+        pinned = "pageable" not in memory
         nbytes = moved = int(source.nbytes)
         staging_ns = -(-nbytes * 1000 // PAGEABLE_BYTES_PER_US)
         staged_at_once = to_device and nbytes <= STAGED_AT_ONCE_BYTES
@@ -229,19 +229,28 @@ class SimMemory(SimHost):
             duration_ns = self.profile.transfer_ns(way, nbytes)
         else:
             engine, duration_ns, moved = "host", staging_ns, 0
-        if staged_at_once and not pinned and stream.capture is None:
+        staged = not pinned and stream.capture is None
+        if staged and staged_at_once:
             source = np.array(source)
         effect = computed(destination, (source,), lambda values: values)
         cost = KernelCost(1, duration_ns, moved)
-        op = CopyOp(stream, 0, correlation, f"copy {engine}", effect, cost, engine=engine)
+        op = CopyOp(
+            stream, 0, correlation, f"copy {engine}", effect, cost, engine=engine, memory=memory,
+            awaited=staged and not staged_at_once,
+        )  # fmt: skip
         with self._lock:
             self._queue(op, self._cost["launch_call_ns"])
-            if pinned or stream.capture is not None:
-                return
-            if staged_at_once:
-                self._advance(self._host_ns + staging_ns)
-            else:
+            if op.awaited:
                 self._wait_for(op)
+            elif staged:
+                self._advance(self._host_ns + staging_ns)
+
+
+def _memory_of(array: SimArray | Array) -> str:
+    """Return the kind of memory that an array is in, as traces say it."""
+    if isinstance(array, SimArray):
+        return "device"
+    return "pageable" if pinned_block(array) is None else "pinned"
 
 
 def _unheld(array: SimArray | Array) -> SimArray | Array:

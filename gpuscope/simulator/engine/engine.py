@@ -78,6 +78,7 @@ class Engine:
         self.legacy = SimStream(0, sms, 0)
         self.blocking: weakref.WeakKeyDictionary[SimStream, None] = weakref.WeakKeyDictionary()
         self.failures: list[Failure] = []
+        self.function_ns: int | None = None  # the clock of the host function that runs
         self._launch_latency_ns = launch_latency_ns
         self._kernel_gap_ns = kernel_gap_ns
         self._heap: list[tuple[int, int, Callable[..., None], object]] = []  # when, a number, what
@@ -231,8 +232,13 @@ class Engine:
             return
         op.start_ns = self.now_ns
         if isinstance(op, HostOp):
-            self._at(op.start_ns + op.duration_ns, self._finish, op)  # though it be interrupted
-            self._call(op, op.function)
+            self.function_ns = op.start_ns
+            try:
+                self._call(op, op.function)
+            finally:  # though it be interrupted
+                end_ns = max(self.function_ns, op.start_ns + op.duration_ns)
+                self.function_ns = None
+                self._at(end_ns, self._finish, op)
             return
         if isinstance(op, Wait):  # remember a record that held the stream back
             before_ns = (op.before and op.before.done_ns) or 0
@@ -396,5 +402,6 @@ class Engine:
             owner.fail_like(op)
             owner.done += 1
             if owner.done == len(owner.nodes):
+                owner.last = op.node
                 self._finish(owner)
         op.forget()

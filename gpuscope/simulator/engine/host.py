@@ -99,8 +99,9 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
         )
 
     def now_ns(self) -> int:
-        """Return the virtual host clock."""
-        return self._host_ns
+        """Return the virtual host clock; in a host function, which runs beside it, its own."""
+        function_ns = self.engine.function_ns
+        return self._host_ns if function_ns is None or not self.is_inside() else function_ns
 
     def energy_j(self) -> float:
         """Return the energy drawn until now, by a model: see ``docs/simulator.md``."""
@@ -112,9 +113,13 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
         return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # as Condition asks
 
     def wait_until_ns(self, time_ns: int) -> None:
-        """Let the virtual host sleep."""
+        """Let the virtual host sleep; in a host function, that, which holds its stream as long."""
         with self._lock:
-            self._advance(max(self._host_ns, time_ns))
+            function_ns = self.engine.function_ns
+            if function_ns is None:
+                self._advance(max(self._host_ns, time_ns))
+            else:
+                self.engine.function_ns = max(function_ns, time_ns)
 
     def _advance(self, time_ns: int) -> None:
         # Who was interrupted while it waited for the engine has waited until then.

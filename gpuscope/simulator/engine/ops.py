@@ -217,11 +217,21 @@ class KernelOp(WaveOp):
 
 @dataclass(eq=False, repr=False, slots=True)
 class CopyOp(WaveOp):
-    """A transfer that holds one copy engine: one block."""
+    """A transfer that holds one copy engine: one block.
+
+    Attributes
+    ----------
+    memory
+        The kinds of memory, as in traces, that it reads and writes.
+    awaited
+        Whether the host waits for it in the call that queues it.
+    """
 
     kind = "memcpy"
 
     engine: str = field(kw_only=True)
+    memory: tuple[str, str] | None = field(default=None, kw_only=True)
+    awaited: bool = field(default=False, kw_only=True)
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -289,6 +299,8 @@ class GraphOp(Op):
         What its start made of the graph's nodes.
     done
         How many of its nodes are done.
+    last
+        The node that ended last, once all are done.
     """
 
     kind = "graph"
@@ -297,6 +309,7 @@ class GraphOp(Op):
     graph: SimGraph
     nodes: list[Op] = field(default_factory=list, init=False)
     done: int = field(default=0, init=False)
+    last: int | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.after = self.graph.last

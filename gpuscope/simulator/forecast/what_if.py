@@ -23,6 +23,7 @@ from gpuscope.simulator.forecast.served_anew import requests_of, with_copies
 from gpuscope.simulator.forecast.waits import Waits, change_waits
 from gpuscope.simulator.profiles.profile import Profile
 from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import range_label
 from gpuscope.trace.run import Run
 
 
@@ -78,8 +79,8 @@ def what_if(
     faster
         Kernel → factor: that many times as fast, in as many blocks, by patterns as in ``move``.
     graphs
-        Names of ranges or handles, or patterns of them: what is launched inside each becomes one
-        graph.
+        Names of ranges or handles, or patterns of them, with or without the number at a name's
+        end: what is launched inside each becomes one graph.
     second
         The same work recorded on a small partition: makes times on other SMs more accurate.
     recorded_sms
@@ -241,7 +242,11 @@ def _graphs(program: Program, trace: Trace, names: Iterable[str]) -> dict[int, i
     known = {span["name"] for span in spans}
     for name in names:
         require_kind("a name in graphs", name, str)
-        named = [known_name for known_name in known if fnmatchcase(known_name, name)]
+        named = [
+            known_name
+            for known_name in known
+            if fnmatchcase(known_name, name) or fnmatchcase(range_label(known_name), name)
+        ]
         if not named:
             raise InvalidArgument(
                 f"graphs: the trace has no range and no handle called {given(name)}"

@@ -79,7 +79,7 @@ def test_the_path_of_any_program_adds_up_and_its_causes_are_those_of_the_parts(p
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
-@given(st.sampled_from(["streams", "graphs", "threads"]), st.integers(1000, 10**6))
+@given(st.sampled_from(["streams", "graphs", "threads", "copies"]), st.integers(1000, 10**6))
 @example("threads", 19604)  # a wait for a stream, right behind a stream's wait
 def test_a_delay_moves_the_end_by_what_is_more_than_slack(family, seed):
     program = why_programs.draw(family, seed)
@@ -88,6 +88,25 @@ def test_a_delay_moves_the_end_by_what_is_more_than_slack(family, seed):
     for at, span in list(ran.rows.items())[:2]:
         moved = why_programs.run(program.delayed(at, 150_000)).length_ns() - ran.length_ns()
         assert abs(moved - max(0, 150_000 - path.slack(span))) <= 1
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_copies_that_make_the_host_wait_are_causes(seed):
+    program = why_programs.draw("copies", seed)
+    ran = why_programs.run(program)
+    whole_ns, path = ran.length_ns(), gs.analysis.critical_path(ran.trace)
+    for at, span in list(ran.rows.items())[:3]:
+        moved = why_programs.run(program.delayed(at, 150_000)).length_ns() - whole_ns
+        assert abs(moved - max(0, 150_000 - path.slack(span))) <= 1
+    gains = {
+        change.about: change
+        for change in gs.analysis.what_would_help(ran.trace).changes
+        if "twice as fast" in change.change
+    }
+    for name, change in gains.items():
+        gained = whole_ns - why_programs.run(program.with_faster(name, 2.0)).length_ns()
+        assert change.low_ns - 1 <= gained <= change.high_ns + 1, name
+        assert change.low_ns == change.high_ns, "nothing competes"
 
 
 def test_a_wait_leads_to_its_work_and_that_to_its_launch():

@@ -103,6 +103,62 @@ def test_a_range_of_launches_as_one_graph_and_a_pause_outside():
     assert gains(rows(*spans, edges=edges), window_ns)["do not pause", "outside any range"] == 0
 
 
+def test_numbered_ranges_are_one():
+    told = []
+    for name in ("step", "step {}"):
+        gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
+        spin = gs.learn.spin_kernel(gpu)
+        with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+            for number in range(6):
+                with gs.annotate(name.format(number)):
+                    for _ in range(10):
+                        stream.launch(spin, 10_000, grid=200, block=32)
+                    if number % 2:
+                        stream.synchronize()
+        trace, path = recording.trace, gs.analysis.critical_path(recording.trace, to="step")
+        forecast = gs.what_if(trace, graphs=["step"])["forecast"]
+        told.append(
+            (gains(trace), path.by("range"), path.start_ns, forecast.array("end_ns").tolist())
+        )
+    assert told[0] == told[1]
+    gained, by_range, *_ = told[0]
+    assert gained["record as one graph", "step"] > 500_000
+    assert not any(change == "use another stream" for change, _ in gained), "one chain"
+    assert list(by_range) == ["step"]
+
+
+def test_a_slow_host_function_is_told_as_that():
+    ran = []
+    for waits_ns in (1_000_000, 0):
+        gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
+        spin = gs.learn.spin_kernel(gpu)
+
+        def slow(gpu=gpu, waits_ns=waits_ns):
+            gpu.backend.wait_until_ns(gpu.now_ns() + waits_ns)
+
+        with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+            for number in range(5):
+                with gs.annotate(f"step {number}"):
+                    stream.launch(spin, 50_000, grid=1, block=32)
+                    stream.host_call(slow)
+                    stream.launch(spin, 50_000, grid=1, block=32)
+                    stream.synchronize()
+        ran.append(recording.trace)
+    slow_ns, quick_ns = (gs.analysis.critical_path(trace).end_ns for trace in ran)
+    first = gs.analysis.what_would_help(ran[0]).changes[0]
+    assert first.change == "shorten the host function"
+    assert first.about.startswith("slow at ")
+    assert "test_help.py:" in first.about
+    assert first.gain_ns * 0.95 <= slow_ns - quick_ns <= first.high_ns
+    cause = gs.analysis.idle_causes(ran[0]).causes[0]
+    assert (cause.cause, cause.range) == ("in a host function (slow)", "step")
+    assert cause.line == first.about.removeprefix("slow at ")
+    by_kind = gs.analysis.critical_path(ran[0]).by("kind")
+    assert next(iter(by_kind)) == "host function"
+    assert by_kind["host function"] == 5_000_000
+    assert "slow" not in gs.analysis.critical_path(ran[0]).by("kernel")
+
+
 def test_pageable_copies_block_and_other_copies_could_be_beside_kernels():
     spans, edges, at = [], [], 0
     for number in range(1, 31, 3):

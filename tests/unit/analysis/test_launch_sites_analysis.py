@@ -93,6 +93,17 @@ def test_functions_and_files_add_up_to_what_lines_do(by, names):
     assert sum(site.idle_ns for site in result.sites) == sum(track.total_ns for track in gaps)
 
 
+def test_records_of_events_are_calls():
+    gpu = gs.open_device("sim:h200", quiet=True, jitter=False)
+    with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+        stream.record().synchronize()
+        stream.record()
+    (site,) = gs.analysis.launch_sites(recording.trace, by="function").sites
+    calls = recording.trace.where(kind=("event", "sync"))
+    assert calls.texts("name") == ["event.record", "event.synchronize", "event.record"]
+    assert site.calls_ns == (calls.array("end_ns") - calls.array("start_ns")).sum() > 0
+
+
 def test_hazards_belong_to_the_line_of_the_second_access():
     fact = HazardFact("write after write", first=2, second=4, count=3)
     sites = gs.analysis.launch_sites(trace_of(HazardFacts(found=(fact,)))).sites

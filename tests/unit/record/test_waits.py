@@ -341,6 +341,53 @@ def test_our_own_waits_are_told_once(world):
     assert len(found) == 2
 
 
+class OurGraph:
+    """A graph of ours, as a call tells of it."""
+
+    id, partition, is_empty = 3, None, False
+
+
+class OurEvent:
+    """An event of ours, as calls tell of it."""
+
+
+def launch_graph(world, graph, stream, *nodes):
+    """Launch a graph of ours: its nodes are names, with when they start and end."""
+    with world.device.calls.observed("launch", "graph", stream, stream, graph=graph):
+        number, start = world.gpu.call(GRAPH), world.cupti.now_ns()
+        for name, after, end in nodes:
+            world.gpu.kernel(
+                name, number, context=stream.raw.context, stream=stream.raw.number, graph=graph.id,
+                graph_node=9, start=start + after, end=start + end,
+            )  # fmt: skip
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_waits_behind_a_graph_of_ours_are_for_its_last_node(world, reads):
+    graph, nodes = OurGraph(), [("x", 5, 10), ("last", 1, 90), ("y", 2, 20)]
+    with (
+        world.device.create_stream() as one,
+        world.device.create_stream() as two,
+        world.profile() as recording,
+    ):
+        for step in range(3):
+            launch_graph(world, graph, one, *nodes)
+            event = OurEvent()
+            for kind, stream in (("record", one), ("wait", two)):
+                with world.device.calls.observed(kind, kind, stream, stream, event=event):
+                    pass
+            world.launch(two, f"behind {step}")
+            one.synchronize()
+            launch_graph(world, graph, two, *nodes)
+            if reads:
+                recording.batches()
+    trace = recording.trace
+    waits_of_host = [("last", "stream.synchronize")] * 3
+    assert edges(trace, "host wait") == waits_of_host
+    assert edges(trace, "event wait") == [("last", f"behind {step}") for step in range(3)]
+    assert edges(trace, "graph") == [("last", "x")] * 5
+
+
 # -- read while it goes on -------------------------------------------------------------------
 def program(world, step):
     kernel(world, f"make {step}", A)

@@ -1494,6 +1494,29 @@ def test_a_host_function_that_is_interrupted_holds_nothing_up(gpu):
     assert called == [1, 1]
 
 
+def test_time_that_a_host_function_waits_holds_its_stream_and_no_launch(gpu):
+    kernel, seen = gs.learn.spin_kernel(gpu), []
+
+    def slow():
+        began_ns = gpu.now_ns()
+        gpu.backend.wait_until_ns(began_ns + 1_000_000)
+        seen.append((began_ns, gpu.now_ns()))
+
+    with gpu.create_stream() as stream, gpu.create_stream() as other, gs.profile(gpu) as recording:
+        stream.host_call(slow)
+        other.launch(kernel, 500_000, grid=1, block=32)
+        stream.launch(kernel, 1_000, grid=1, block=32)
+        launched_ns = gpu.now_ns()
+        gpu.synchronize()
+    (function,) = recording.trace.where(kind="host function").spans.to_pylist()
+    beside, behind = recording.trace.where(kind="kernel").spans.to_pylist()
+    assert seen == [(function["start_ns"], function["end_ns"])]
+    assert function["end_ns"] - function["start_ns"] == 1_000_000
+    assert beside["end_ns"] < function["end_ns"] < behind["start_ns"]
+    assert launched_ns < function["start_ns"] + 500_000, "the host went on meanwhile"
+    assert gpu.now_ns() > function["end_ns"]
+
+
 def test_what_a_host_function_raises_reaches_who_waits_for_work_behind_it(gpu):
     with gpu.create_stream() as bad, gpu.create_stream() as behind:
         before = bad.record()

@@ -46,6 +46,45 @@ def gpu_time_ns(stream, handle):
             ("by guards", "kernel.execute(stream=stream)", "with gs.CallerStreamGuard(stream):\n            kernel.execute()"),
         ],
         "late": [
+            ("a thread for each stream launches and waits", """
+def launch_and_wait(kernels, streams):
+    def one(kernel, stream):
+        kernel.execute(stream=stream)
+        stream.synchronize()
+    threads = [threading.Thread(target=one, args=pair) for pair in zip(kernels, streams)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+"""),
+            ("threads of a pool wait for events", """
+from concurrent.futures import ThreadPoolExecutor
+def launch_and_wait(kernels, streams):
+    def one(kernel, stream):
+        kernel.execute(stream=stream)
+        stream.record().synchronize()
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(one, kernels, streams))
+"""),
+            ("a host function of each stream sets a flag", """
+def launch_and_wait(kernels, streams):
+    flags = [threading.Event() for _ in streams]
+    for kernel, stream, flag in zip(kernels, streams, flags):
+        kernel.execute(stream=stream)
+        stream.host_call(flag.set)
+    for flag in flags:
+        flag.wait()
+"""),
+            ("a host function of each stream puts something into a queue", """
+import queue
+def launch_and_wait(kernels, streams):
+    queues = [queue.Queue() for _ in streams]
+    for kernel, stream, its_queue in zip(kernels, streams, queues):
+        kernel.execute(stream=stream)
+        stream.host_call(lambda its_queue=its_queue: its_queue.put(1))
+    for its_queue in queues[::-1]:
+        its_queue.get()
+"""),
             ("the device is waited for", "    for stream in streams:\n        stream.synchronize()", "    gpu.synchronize()"),
             ("each kernel is waited for", "    for stream in streams:\n        stream.synchronize()", "    for kernel in kernels:\n        kernel.wait()"),
             ("events, waited for backwards", "    for stream in streams:\n        stream.synchronize()", "    for event in [stream.record() for stream in streams][::-1]:\n        event.synchronize()"),
@@ -552,6 +591,22 @@ WRONG: Answers = {
             ("a new stream each, closed at once: that waits", "    for kernel, stream in zip(kernels, streams):\n        kernel.execute(stream=stream)", "    for kernel in kernels:\n        with gpu.create_stream() as stream:\n            kernel.execute(stream=stream)"),
         ],
         "late": [
+            ("threads, one after the other", """
+def launch_and_wait(kernels, streams):
+    for kernel, stream in zip(kernels, streams):
+        kernel.execute(stream=stream)
+        thread = threading.Thread(target=stream.synchronize)
+        thread.start()
+        thread.join()
+"""),
+            ("one of three flags is waited for", """
+def launch_and_wait(kernels, streams):
+    flags = [threading.Event() for _ in streams]
+    for kernel, stream, flag in zip(kernels, streams, flags):
+        kernel.execute(stream=stream)
+        stream.host_call(flag.set)
+    flags[0].wait()
+"""),
             ("the last stream only", "    for stream in streams:\n        stream.synchronize()", "    streams[-1].synchronize()"),
             ("the first stream only", "    for stream in streams:\n        stream.synchronize()", "    streams[0].synchronize()"),
             ("nobody waits", "    for stream in streams:\n        stream.synchronize()", "    pass"),

@@ -331,7 +331,8 @@ def grade_notebook(
         else:
             grade = replace(grade, answer=result.answer, verdict=result.verdict)
         grades.append(grade)
-    not_held = tuple(name for name in SYSTEM if name not in report.held)
+    held = SYSTEM if report.held is None else report.held
+    not_held = tuple(name for name in SYSTEM if name not in held)
     return Graded(grades, report.cpu_s, not_held)
 
 

@@ -77,13 +77,14 @@ class Report:
     cpu_s
         Time of processors.
     held
-        Of what it was shut in with: see :attr:`gpuscope.learn.sandbox.Box.held`.
+        Of what it was shut in with: see :attr:`gpuscope.learn.sandbox.Box.held`; ``None``:
+        nobody said, since it did not run or its warden ended.
     """
 
     checks: list[Checked]
     ending: str
     cpu_s: float = 0.0
-    held: frozenset[str] = frozenset()
+    held: frozenset[str] | None = None
 
 
 def hold(order: Order, box: Box, *, gpu: bool) -> Report:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -68,6 +69,29 @@ def pytorch(device: Device) -> Untyped:
     return torch
 
 
+def _require_here(cuda: Cuda, device: object) -> None:
+    """Refuse another device than the one that there is: ``None``, its index, or ``"cuda:0"``."""
+    index = getattr(device, "index", device)
+    name = str(getattr(device, "type", device))
+    if isinstance(index, bool) or not (
+        index is None or index == cuda._index or name in ("cuda", f"cuda:{cuda._index}")
+    ):
+        raise CapabilityError(
+            f"device is {given(device)}: on a simulated GPU there is 'cuda:{cuda._index}' alone; "
+            "leave it out"
+        )
+
+
+def _require_usual(**arguments: object) -> None:
+    """Refuse arguments of PyTorch's that have another value here than the one that does nothing."""
+    for name, value in arguments.items():
+        if value is not None and value is not False:
+            raise CapabilityError(
+                f"{name} is {given(value)}: PyTorch takes that, the part of it that there is on a "
+                "simulated GPU does not; leave it out"
+            )
+
+
 class _Part:
     """Says what there is, where somebody asks for what there is not."""
 
@@ -111,7 +135,9 @@ class Stream(_Part):
 
     _cuda: Cuda
 
-    def __init__(self, *, priority: int = 0) -> None:
+    def __init__(self, device: object = None, priority: int = 0, **others: object) -> None:
+        _require_here(self._cuda, device)
+        _require_usual(**others)
         self._stream = self._cuda._device.create_stream(priority=priority)
         self._cuda._streams.append(self._stream)
 
@@ -161,7 +187,9 @@ class Stream(_Part):
 class ExternalStream(Stream):
     """A stream that somebody else made, by its handle."""
 
-    def __init__(self, stream_ptr: int) -> None:
+    def __init__(self, stream_ptr: int, device: object = None, **others: object) -> None:
+        _require_here(self._cuda, device)
+        _require_usual(**others)
         self._stream = self._cuda._device.wrap_stream(stream_ptr)
 
 
@@ -170,7 +198,14 @@ class Event(_Part):
 
     _cuda: Cuda
 
-    def __init__(self, enable_timing: bool = False, blocking: bool = False) -> None:  # noqa: ARG002, FBT001, FBT002 - as PyTorch's
+    def __init__(
+        self,
+        enable_timing: bool = False,  # noqa: FBT001, FBT002 - as PyTorch's
+        blocking: bool = False,  # noqa: ARG002, FBT001, FBT002
+        interprocess: bool = False,  # noqa: FBT001, FBT002
+        external: bool = False,  # noqa: FBT001, FBT002
+    ) -> None:
+        _require_usual(interprocess=interprocess, external=external)
         self._event = self._cuda._device.create_event(timing=enable_timing)
 
     def record(self, stream: Stream | None = None) -> None:
@@ -198,6 +233,13 @@ class CUDAGraph(_Part):
     _cuda: Cuda
     _graph: graph.Graph | None = None
 
+    def __init__(self, keep_graph: bool = False) -> None:  # noqa: FBT001, FBT002 - as PyTorch's
+        _require_usual(keep_graph=keep_graph)
+
+    def pool(self) -> tuple[int, int]:
+        """Return a number for the memory of its work, for :meth:`Cuda.graph`."""
+        return 0, id(self)
+
     def replay(self) -> None:
         """Launch it in the current stream."""
         if self._graph is None:
@@ -219,7 +261,9 @@ class Cuda(_Part):
 
     def __init__(self, device: Device) -> None:
         self._device, self._of_thread = device, _OfThread()
+        self._index = device.info.index
         self._streams: list[OurStream] = []
+        self._pools = itertools.count(1)
         weakref.finalize(self, close_all, self._streams).atexit = False
         self.Stream, self.Event = self._of(Stream), self._of(Event)
         self.ExternalStream = self._of(ExternalStream, self.Stream)
@@ -229,12 +273,14 @@ class Cuda(_Part):
         """Return a class whose objects are of this device."""
         return type(kind.__name__, (kind, *bases), {"_cuda": self})
 
-    def current_stream(self) -> Stream:
+    def current_stream(self, device: object = None) -> Stream:
         """Return this thread's current stream."""
+        _require_here(self, device)
         return (self._of_thread.streams or [self.default_stream()])[-1]
 
-    def default_stream(self) -> Stream:
+    def default_stream(self, device: object = None) -> Stream:
         """Return the legacy default stream."""
+        _require_here(self, device)
         return self.ExternalStream(0)
 
     def stream(self, stream: Stream | None) -> AbstractContextManager[Stream | None]:
@@ -242,11 +288,15 @@ class Cuda(_Part):
         require_kind("stream", stream, Stream, None)
         return contextlib.nullcontext() if stream is None else stream
 
+    def graph_pool_handle(self) -> tuple[int, int]:
+        """Return a number for memory that graphs share."""
+        return 0, next(self._pools)
+
     @contextlib.contextmanager
     def graph(
         self,
         cuda_graph: CUDAGraph,
-        *,
+        pool: tuple[int, int] | None = None,  # noqa: ARG002 - it has memory only that is made before
         stream: Stream | None = None,
         capture_error_mode: str = "global",
     ) -> Iterator[None]:
@@ -267,8 +317,9 @@ class Cuda(_Part):
             yield
         cuda_graph._graph = made
 
-    def synchronize(self) -> None:
+    def synchronize(self, device: object = None) -> None:
         """Wait on the host for the device."""
+        _require_here(self, device)
         self._device.synchronize()
 
 
@@ -278,6 +329,13 @@ class PartOfTorch(_Part):
     def __init__(self, device: Device) -> None:
         self.cuda = Cuda(device)
 
-    def from_dlpack(self, array: NativeArray) -> Tensor:
+    def from_dlpack(
+        self,
+        ext_tensor: NativeArray,
+        *,
+        device: object = None,
+        copy: bool | None = None,
+    ) -> Tensor:
         """Return an array of the device or of NumPy as a tensor, without copying."""
-        return Tensor(self.cuda, array)
+        _require_usual(device=device, copy=copy)
+        return Tensor(self.cuda, ext_tensor)

@@ -31,6 +31,7 @@ from gpuscope.learn.outcome import (
 )
 from gpuscope.learn.question import Question
 from gpuscope.learn.step import noting_durations
+from gpuscope.learn.turns import ThreadTurns
 from gpuscope.learn.watched import Bounded, HostFunctions, leaving_guards, measuring
 from gpuscope.telling.explanation import explain
 from gpuscope.timeline.timeline_figure import timeline
@@ -201,7 +202,8 @@ class Lesson:
         functions = HostFunctions(device)
         with (
             profile(device, hazards=True) as recording,
-            Bounded(self.patience_s, functions),
+            ThreadTurns(device) as turns,
+            Bounded(self.patience_s, functions, turns),
             functions.noting(),
             measuring() as measured,
             noting_durations() as changed,

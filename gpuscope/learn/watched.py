@@ -8,7 +8,8 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from threading import current_thread, main_thread
+from threading import Condition, current_thread, get_native_id, local, main_thread
+from threading import Event as ThreadEvent
 from types import FrameType, FunctionType, ModuleType
 
 from gpuscope._interrupts import is_deferred
@@ -20,6 +21,7 @@ from gpuscope.device.event import Event
 from gpuscope.device.stream import Stream
 from gpuscope.errors import StreamError
 from gpuscope.learn.attempt import Unmet, too_long
+from gpuscope.learn.turns import ThreadTurns
 
 _LATER_S, _MOST_LATE_S = 0.005, 1.0
 """Until a program is stopped that is inside of gpuscope when its time is over; at most."""
@@ -70,11 +72,21 @@ def leaving_guards() -> Iterator[None]:
 
 @dataclass
 class _HostFunction:
-    """A host function of a program; the event stands for the work before it."""
+    """A host function of a program; the event stands for the work before it.
+
+    The locks are those of conditions that it entered while it ran.
+    """
 
     event: Event
     shared: set[int]
     ran_ns: int = 0
+    locks: list[object] = field(default_factory=list)
+
+
+class _OfThread(local):
+    """The host function that a thread runs."""
+
+    running: _HostFunction | None = None
 
 
 @dataclass
@@ -85,7 +97,9 @@ class HostFunctions:
     soon as the last one had run. So it is if it queues work at any time after one that ran while it
     queued nothing for some time, in no wait, and without an answer since then that busy work is
     done: who spins does that. It has seen the others that act on the same object, too: a list, an
-    event of :mod:`threading`, memory of C++.
+    event of :mod:`threading`, memory of C++. It has seen, besides, whatever entered a condition of
+    :mod:`threading` before it did itself, as events, queues and semaphores do, and whose event it
+    found set.
 
     Attributes
     ----------
@@ -95,6 +109,7 @@ class HostFunctions:
 
     device: Device
     ran: list[_HostFunction] = field(default_factory=list)
+    _of_thread: _OfThread = field(default_factory=_OfThread)
 
     def tell(self, seen: Iterable[_HostFunction]) -> None:
         """Tell of the work that the program knows by some host functions to be done now."""
@@ -137,9 +152,11 @@ class HostFunctions:
 
             @functools.wraps(function, updated=())
             def noting() -> None:
+                self._of_thread.running = noted
                 try:
                     function()
                 finally:
+                    self._of_thread.running = None
                     noted.ran_ns = self.device.now_ns()
                     self.ran.append(noted)
                     call = begun.get(False)
@@ -153,10 +170,49 @@ class HostFunctions:
         Stream.host_call = host_call  # type: ignore[method-assign,assignment]
         calls.tell, calls.begin = tell, begin  # type: ignore[method-assign]
         try:
-            yield
+            with self._noting_conditions():
+                yield
         finally:
             Stream.host_call = usual  # type: ignore[method-assign]
             calls.tell, calls.begin = usual_tell, usual_begin  # type: ignore[method-assign]
+
+    @contextlib.contextmanager
+    def _noting_conditions(self) -> Iterator[None]:
+        """Note which conditions host functions enter, and tell of them when the program does."""
+        enter, wait, is_set = Condition.__enter__, Condition.wait, ThreadEvent.is_set
+
+        def note(condition: Untyped) -> None:
+            running, lock = self._of_thread.running, condition._lock
+            if running is not None:
+                running.locks.append(lock)
+                return
+            for function in self.ran:
+                if any(each is lock for each in function.locks):
+                    self.device.calls.tell("seen", "host function", event=function.event)
+
+        def entering(condition: Condition) -> bool:
+            entered = enter(condition)
+            note(condition)
+            return entered
+
+        def waiting(condition: Condition, timeout: float | None = None) -> bool:
+            came = wait(condition, timeout)
+            note(condition)
+            return came
+
+        def asking(event: Untyped) -> bool:
+            found = is_set(event)
+            if found:
+                note(event._cond)
+            return found
+
+        Condition.__enter__, Condition.wait = entering, waiting  # type: ignore[method-assign,assignment]
+        ThreadEvent.is_set = asking  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            Condition.__enter__, Condition.wait = enter, wait  # type: ignore[method-assign]
+            ThreadEvent.is_set = is_set  # type: ignore[method-assign]
 
 
 def _shared(function: Callable[[], object]) -> set[int]:
@@ -190,9 +246,15 @@ class Bounded:
     Where a program waits for anything but its calls, a simulated device's time is let pass.
     """
 
-    def __init__(self, seconds: float, functions: HostFunctions | None = None) -> None:
+    def __init__(
+        self,
+        seconds: float,
+        functions: HostFunctions | None = None,
+        turns: ThreadTurns | None = None,
+    ) -> None:
         self._seconds = seconds
-        self._idle = _Idle(functions) if functions and functions.device.is_simulated else None
+        is_simulated = functions is not None and functions.device.is_simulated
+        self._idle = _Idle(functions, turns) if functions and is_simulated else None
         self._can_stop = hasattr(signal, "setitimer") and current_thread() is main_thread()
 
     def __enter__(self) -> None:
@@ -228,8 +290,8 @@ _AROUND_BLOCK = {Bounded.__enter__.__code__, Bounded.__exit__.__code__}
 class _Idle:
     """Lets a simulated GPU's time pass while the program stands still."""
 
-    def __init__(self, functions: HostFunctions) -> None:
-        self._functions = functions
+    def __init__(self, functions: HostFunctions, turns: ThreadTurns | None) -> None:
+        self._functions, self._turns = functions, turns
         self._event = functions.device.create_event(timing=False)
         self._at: tuple[object, ...] = ()
         self._ticks = 0
@@ -242,6 +304,15 @@ class _Idle:
         self._ticks = self._ticks + 1 if at == self._at else 0
         if self._ticks >= _IDLE_TICKS:
             self._ticks = _IDLE_TICKS - 1
+            if self._others_go_on():
+                return
             while device.now_ns() - began_ns < _PASSES_NS and len(self._functions.ran) == ran:
                 device.backend.event_done(self._event.raw)  # which takes its time
         self._at = (*at[:2], device.now_ns())
+
+    def _others_go_on(self) -> bool:
+        """Whether other threads of the program do: they let time pass, or launch first."""
+        turns = self._turns
+        if turns is None or not turns.are_several:
+            return False
+        return turns.is_waited_for or not turns.others_stand(get_native_id())

@@ -57,11 +57,20 @@ _ERROR = re.compile(
 _LACKS = re.compile(r"\Wcuda\w+\W (?:was|has|does) not|(?:undeclared \w+|type name) \Wcuda")
 """What g++ and clang++ say of a name that is not declared; nvcc knows all that CUDA has."""
 _CALL = re.compile(r"^(?:inline )?(?:cudaError_t|const char\*) (cuda\w+)\(", re.MULTILINE)
-_PROGRAM = "int main(int, char** argv) { return gpuscope::run(ENTRY, argv); }"
+_OURS = re.compile(r"(?i)\bgpuscope\w*|\b__global__\b")
+"""Names that no program needs: of the header, and of what makes a kernel."""
+_UNCONFIGURED = re.compile(r".*\bdeleted\b.*\bKernel<.*|.*\bKernel<.*\bdeleted\b.*")
+"""What compilers say of a kernel that is called as a function."""
+_PROGRAM = "int main(int count, char** argv) { return count > 1 ? gpuscope::run(ENTRY, argv) : 0; }"
+"""Without arguments it does nothing."""
 _LIBRARY = (
     'extern "C" int gpuscope_run(const gpuscope::Word* words, gpuscope::Word* value, '
     "void (*tell)(const gpuscope::Request*, gpuscope::Reply*)) "
     "{ return gpuscope::run(ENTRY, words, value, tell); }"
+)
+_CONFIGURE = (
+    "a __global__ function call must be configured: launch it with "
+    "<<<blocks, threads, shared memory, stream>>>"
 )
 _INSIDE = ["-shared", "-Xcompiler", "-fPIC", "-DGPUSCOPE_INSIDE"]
 _SHOWN = 3
@@ -122,13 +131,13 @@ def as_cpp(
         pairs = [f"{kind} {name}" for kind, name in zip(kernel.types, kernel.names, strict=True)]
         values = "".join(f", {name}" for name in kernel.names)
         declared.append(
-            f"inline void {kernel.name}({', '.join(pairs)}) "
-            f"{{ gpuscope::launched({number}{values}); }}"
+            f"namespace gpuscope {{ namespace kernels {{ inline void {kernel.name}"
+            f"({', '.join(pairs)}) {{ launched({number}{values}); }} }} }}\n"
+            f"constexpr gpuscope::Kernel<void({', '.join(kernel.types)})> {kernel.name}"
+            f"{{gpuscope::kernels::{kernel.name}}};"
         )
         sizes = ", ".join(f"sizeof({kind})" for kind in kernel.types)
-        known.append(
-            f'{{(const void*){kernel.name}, "{kernel.name}", {len(kernel.types)}, {{{sizes}}}}},'
-        )
+        known.append(f"{{(const void*){kernel.name}, {len(kernel.types)}, {{{sizes}}}}},")
     types = ", ".join(entry.types)
     return "\n".join(
         [
@@ -151,13 +160,26 @@ def as_cpp(
 
 
 def _with_calls(source: str) -> str:
-    """Return a program whose launches are calls; no line moves."""
+    """Return a program whose launches are calls; no line moves.
+
+    Raises
+    ------
+    Unmet
+        It uses names that it shall not.
+    """
     done, copied = "", 0
     code = _NO_CODE.sub(lambda blank: re.sub(r"\S", " ", blank[0]), source)
+    for name in _OURS.finditer(code):
+        why = (
+            "the kernels come with the exercise, so none is written or declared"
+            if name[0] == "__global__"
+            else f"{name[0]} is none of CUDA's names, but of the check's own: use CUDA's"
+        )
+        raise Unmet(f"It does not compile. Line {1 + code.count(chr(10), 0, name.start())}: {why}.")
     for launch in _LAUNCH.finditer(code):
         kernel, sizes, values = (source[slice(*launch.span(part))] for part in _PARTS)
         before = source[copied : launch.start("kernel")]
-        done += f"{before}(gpuscope::configured({sizes}), {kernel}{values})"
+        done += f"{before}gpuscope::configuring()({sizes})({kernel}){values}"
         copied = launch.end()
     return done + source[copied:]
 
@@ -171,26 +193,81 @@ class Compiled:
 
 
 def compiler(*, is_inside: bool) -> str:
-    """Return the path of a C++ compiler; ``is_inside``: of nvcc.
+    """Return the path of a C++ compiler that works; ``is_inside``: of nvcc.
 
     Raises
     ------
     CapabilityError
-        This system has none, or is not Linux.
+        This system has none that works, or is not Linux.
     """
-    path = next(filter(None, map(shutil.which, _NVCC if is_inside else _COMPILERS)), None)
-    if path is None and is_inside:
+    paths = list(filter(None, map(shutil.which, _NVCC if is_inside else _COMPILERS)))
+    if not paths and is_inside:
         raise CapabilityError(
             "CUDA C++ cannot be tried on this GPU: nvcc is needed. Install the CUDA toolkit, or "
             "open a simulated GPU with gs.open_device('sim:h200')"
         )
-    if path is None or sys.platform != "linux":
-        lacks = "a C++ compiler is needed" if path is None else "Linux is needed"
+    if not paths or sys.platform != "linux":
+        lacks = "Linux is needed" if paths else "a C++ compiler is needed"
         raise CapabilityError(
             f"CUDA C++ cannot be tried here: {lacks}. Install g++ or clang++ on Linux, where it "
             "runs without a GPU; a browser has neither"
         )
-    return path
+    broken = []
+    for path in paths:
+        try:
+            _require_working(path, is_inside=is_inside)
+        except CapabilityError as error:
+            broken.append(str(error))
+        else:
+            return path
+    raise CapabilityError(
+        f"CUDA C++ cannot be judged here: {'; '.join(broken)}. Install that compiler again"
+    )
+
+
+@functools.lru_cache
+def _require_working(path: str, *, is_inside: bool) -> None:
+    """Try a compiler with a program that is empty.
+
+    Raises
+    ------
+    CapabilityError
+        It does not compile, or does not run.
+    """
+    text = as_cpp("void nothing() {}", Signature.read("void nothing()"), (), is_inside=is_inside)
+    with tempfile.TemporaryDirectory(prefix="gpuscope-cuda-") as folder:
+        program = Path(folder) / "program"
+        try:
+            done = _compile(path, text, program, is_inside=is_inside)
+            if not (done.returncode or is_inside):
+                done = _bounded([str(program)])
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise CapabilityError(f"{path} does not work: {error}") from error
+    if done.returncode:
+        said = _errors(done.stderr).removesuffix(".")
+        raise CapabilityError(f"{path} compiles no empty program that runs: {said}")
+
+
+def _compile(
+    path: str, text: str, program: Path, *, is_inside: bool
+) -> subprocess.CompletedProcess[str]:
+    """Compile a program of :func:`as_cpp`."""
+    source = program.with_name("whole.cu" if is_inside else "whole.cpp")
+    source.write_text(text, "utf-8")
+    kind = _INSIDE if is_inside else ["-pthread", "-I", str(_HERE)]
+    return _bounded([path, "-std=c++17", "-O1", "-w", *kind, str(source), "-o", str(program)])
+
+
+def _bounded(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command within its limits."""
+    return subprocess.run(  # noqa: S603 - the compiler of this system, and what it makes
+        [*_BOUNDED, *command],
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=_SECONDS,
+        check=False,
+    )
 
 
 @functools.lru_cache(maxsize=16)
@@ -202,20 +279,12 @@ def compiled(text: str, *, is_inside: bool) -> Compiled:
     Unmet
         It does not compile: says why, with the learner's line numbers.
     CapabilityError
-        There is no compiler.
+        There is no compiler that works.
     """
     folder = tempfile.TemporaryDirectory(prefix="gpuscope-cuda-")
-    name = "whole.cu" if is_inside else "whole.cpp"
-    source, path = Path(folder.name) / name, Path(folder.name) / "program"
-    source.write_text(text, "utf-8")
-    kind = _INSIDE if is_inside else ["-pthread", "-I", str(_HERE)]
-    options = ["-std=c++17", "-O1", "-w", *kind]
-    call = [compiler(is_inside=is_inside), *options, str(source), "-o", str(path)]
-    command = [*_BOUNDED, *call]
+    path = Path(folder.name) / "program"
     try:
-        done = subprocess.run(  # noqa: S603 - the compiler of this system
-            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
-        )
+        done = _compile(compiler(is_inside=is_inside), text, path, is_inside=is_inside)
     except subprocess.TimeoutExpired as error:
         raise Unmet(f"It did not compile within {_SECONDS} s.") from error
     if done.returncode:
@@ -225,9 +294,10 @@ def compiled(text: str, *, is_inside: bool) -> Compiled:
 
 def _errors(text: str) -> str:
     """Return what a compiler complains of: first in the learner's lines, else anywhere."""
-    lines = [f"Line {line}: {what}" for line, what in _ERROR.findall(text)]
+    found = _ERROR.findall(text)
+    lines = [f"Line {line}: {_UNCONFIGURED.sub(_CONFIGURE, what)}" for line, what in found]
     others = re.findall(r"(?:error: |undefined reference ).*", text)
-    says = ". ".join((lines or others or [text.strip()[-300:]])[:_SHOWN]) + "."
+    says = ". ".join((lines or others or [text.strip()[-300:] or "It says nothing"])[:_SHOWN]) + "."
     if _LACKS.search(says):
         known = dict.fromkeys(_CALL.findall((_HERE / "cuda_runtime.h").read_text("utf-8")))
         says += f" Of CUDA there is only the part that the lessons teach: {', '.join(known)}."

@@ -11,7 +11,14 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sched.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
@@ -57,7 +64,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <ucontext.h>
@@ -71,6 +77,8 @@
   E(ErrorInvalidValue, 1, "invalid argument") \
   E(ErrorMemoryAllocation, 2, "out of memory") \
   E(ErrorInvalidConfiguration, 9, "invalid configuration argument") \
+  E(ErrorMissingConfiguration, 52, "__global__ function call is not configured") \
+  E(ErrorInvalidDeviceFunction, 98, "invalid device function") \
   E(ErrorInvalidResourceHandle, 400, "invalid resource handle") \
   E(ErrorIllegalState, 401, "the operation cannot be performed in the present state") \
   E(ErrorNotReady, 600, "device not ready") \
@@ -97,7 +105,8 @@ enum cudaStreamCaptureMode {
 enum : unsigned {
   cudaStreamDefault = 0, cudaStreamNonBlocking = 1,
   cudaEventDefault = 0, cudaEventBlockingSync = 1, cudaEventDisableTiming = 2,
-  cudaHostAllocDefault = 0
+  cudaHostAllocDefault = 0, cudaHostAllocPortable = 1, cudaHostAllocMapped = 2,
+  cudaHostAllocWriteCombined = 4
 };
 typedef struct CUstream_st* cudaStream_t;
 typedef struct CUevent_st* cudaEvent_t;
@@ -116,18 +125,44 @@ namespace gpuscope {
 typedef uint64_t Word;
 struct Request { char name[40]; Word line, words[6], nbytes; };
 struct Reply { Word kind, status, value, nbytes; };  // kind 1: run the function at status
-struct Known { const void* function; const char* name; int count; int sizes[8]; };
+const int most_arguments = 8;
+const Word unconfigured = ~(Word)0, unknown = unconfigured - 1;  // instead of the number of a kernel
+struct Known { const void* function; int count; int sizes[most_arguments]; };
 extern const Known known[];
 extern const int known_count;
 
 static thread_local cudaError_t latest;
-static thread_local struct { dim3 grid, block; cudaStream_t stream; int line; } next_launch;
+static thread_local struct {
+  bool is_configured;
+  Word sizes[7];  // blocks and threads, by dimension; bytes of shared memory
+  cudaStream_t stream;
+  int line;
+} next_launch;
 
-inline Request request(const char* name, int line, std::initializer_list<Word> words) {
+// A line of the program's; none of its arguments is taken for one.
+struct Line {
+  int number;
+  constexpr explicit Line(int number) : number(number) {}
+};
+
+// A kernel by its name. It is launched; as a function it can be pointed to, and not called.
+template <class F>
+struct Kernel {
+  F& function;
+  constexpr operator F&() const { return function; }
+  constexpr F* operator&() const { return &function; }
+  constexpr F* operator*() const { return &function; }
+  explicit operator void*() const { return (void*)&function; }
+  explicit operator const void*() const { return (const void*)&function; }
+  template <class... A>
+  void operator()(A&&...) const = delete;
+};
+
+inline Request request(const char* name, Line line, std::initializer_list<Word> words) {
   Request made = {};
   if (strncmp(name, "gpuscope_", 9) == 0) name += 9;
   strncpy(made.name, name, sizeof made.name - 1);
-  made.line = line;
+  made.line = line.number;
   size_t index = 0;
   for (Word word : words) made.words[index++] = word;
   return made;
@@ -202,7 +237,7 @@ inline Reply answer() {
     close_pages();
     ((cudaHostFn_t)reply.status)((void*)reply.value);
     close_pages();
-    Request over = request("over", 0, {});
+    Request over = request("over", Line(0), {});
     write_all(&over, sizeof over);
   }
 }
@@ -210,7 +245,7 @@ inline void fault(int, siginfo_t* info, void* context) {
   Busy until_open;
   Word at = (Word)info->si_addr;
   if (!is_shared((void*)at) || at - arena < heading) {
-    Request crashed = request("crashed", 0, {at});
+    Request crashed = request("crashed", Line(0), {at});
     write_all(&crashed, sizeof crashed);
     signal(SIGSEGV, SIG_DFL);
     return;  // and fault again
@@ -223,7 +258,7 @@ inline void fault(int, siginfo_t* info, void* context) {
   bool writes = opened && read_page == page;
 #endif
   read_page = page;
-  Request touched = request("touched", 0, {page, writes});
+  Request touched = request("touched", Line(0), {page, writes});
   write_all(&touched, sizeof touched);
   answer();
   mprotect((void*)page, 4096, writes ? PROT_READ | PROT_WRITE : PROT_READ);
@@ -248,24 +283,86 @@ Word word(T value) {
   memcpy(&bits, &value, sizeof value);
   return bits;
 }
-inline void configured(dim3 grid, dim3 block, size_t = 0, cudaStream_t stream = nullptr,
-                       int line = __builtin_LINE()) {
-  next_launch = {grid, block, stream, line};
+inline void configure(dim3 grid, dim3 block, size_t shared, cudaStream_t stream, Line line) {
+  next_launch = {true, {grid.x, grid.y, grid.z, block.x, block.y, block.z, shared}, stream, line.number};
 }
-inline cudaError_t launch(const Known& kernel, const Word* words) {
-  Request made = request("launch", next_launch.line,
-                         {(Word)next_launch.stream, (Word)(&kernel - known), next_launch.grid.x,
-                          next_launch.block.x});
-  return note(ask(made, words, kernel.count * sizeof(Word)));
+inline cudaError_t launch(Word number, const Word* words, int count) {
+  Request made = request("launch", Line(next_launch.line),
+                         {(Word)next_launch.stream, next_launch.is_configured ? number : unconfigured});
+  Word payload[7 + most_arguments];
+  memcpy(payload, next_launch.sizes, sizeof next_launch.sizes);
+  memcpy(payload + 7, words, count * sizeof(Word));
+  next_launch = {};
+  return note(ask(made, payload, (7 + count) * sizeof(Word)));
 }
 template <class... A>
 void launched(int number, A... values) {
+  static_assert(sizeof...(A) <= most_arguments, "a kernel has at most 8 arguments here");
   Word words[] = {0, word(values)...};
-  launch(known[number], words + 1);
+  launch(number, words + 1, sizeof...(A));
+}
+
+// A function that a pointer leads to, between a launch's brackets: a kernel, or nothing to launch.
+template <class... A>
+struct Pointed {
+  void (*function)(A...);
+  void operator()(A... values) const {
+    for (int number = 0; number < known_count; ++number)
+      if (known[number].function == (const void*)function) return function(values...);
+    launch(unknown, nullptr, 0);
+  }
+};
+// What stands between <<< and >>>; it is applied to what stands before them.
+struct Configured {
+  template <class F>
+  F* operator()(const Kernel<F>& kernel) const { return &kernel; }
+  template <class... A>
+  Pointed<A...> operator()(void (*function)(A...)) const { return {function}; }
+};
+struct Configuring {
+  Line line;
+  Configured operator()(dim3 grid, dim3 block, size_t shared = 0, cudaStream_t stream = nullptr) const {
+    configure(grid, block, shared, stream, line);
+    return {};
+  }
+};
+inline Configuring configuring(Line line = Line(__builtin_LINE())) { return {line}; }
+
+// Start no processes from here on, in this thread and those that it starts: they could outlive it.
+inline void stay_alone() {
+#if defined(__x86_64__) || defined(__aarch64__)
+#ifdef __x86_64__
+  const unsigned ours = AUDIT_ARCH_X86_64;
+#else
+  const unsigned ours = AUDIT_ARCH_AARCH64;
+#endif
+#define GPUSCOPE_IF(call, then) \
+  BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, call, 0, 1), BPF_STMT(BPF_RET | BPF_K, then)
+  sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, arch)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ours, 1, 0),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+#ifdef SYS_fork
+      GPUSCOPE_IF(SYS_fork, SECCOMP_RET_ERRNO | EPERM),
+      GPUSCOPE_IF(SYS_vfork, SECCOMP_RET_ERRNO | EPERM),
+#endif
+      GPUSCOPE_IF(SYS_clone3, SECCOMP_RET_ERRNO | ENOSYS),  // whose flags are in memory: clone is tried
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, args[0])),
+      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, CLONE_THREAD, 1, 0),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+#undef GPUSCOPE_IF
+  sock_fprog program = {sizeof filter / sizeof *filter, filter};
+  prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+  prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+#endif
 }
 }  // namespace gpuscope
 
-#define GPUSCOPE_LINE int line = __builtin_LINE()
+#define GPUSCOPE_LINE gpuscope::Line line = gpuscope::Line(__builtin_LINE())
 #define GPUSCOPE_ASK(...) gpuscope::note(gpuscope::ask(gpuscope::request(__func__, line, {__VA_ARGS__})))
 #define GPUSCOPE_MAKE(made, ...) gpuscope::make(made, gpuscope::request(__func__, line, {__VA_ARGS__}))
 using GpuscopeWord = gpuscope::Word;
@@ -282,14 +379,17 @@ inline cudaError_t cudaStreamCreate(cudaStream_t* stream, GPUSCOPE_LINE) {
 inline cudaError_t cudaStreamDestroy(cudaStream_t stream, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)stream); }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t stream, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)stream); }
 inline cudaError_t cudaStreamQuery(cudaStream_t stream, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)stream); }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned = 0, GPUSCOPE_LINE) {
-  return GPUSCOPE_ASK((GpuscopeWord)stream, (GpuscopeWord)event);
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags = 0, GPUSCOPE_LINE) {
+  return GPUSCOPE_ASK((GpuscopeWord)stream, (GpuscopeWord)event, flags);
 }
 inline cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags, GPUSCOPE_LINE) {
   return GPUSCOPE_MAKE(event, flags);
 }
 inline cudaError_t cudaEventCreate(cudaEvent_t* event, GPUSCOPE_LINE) {
   return cudaEventCreateWithFlags(event, cudaEventDefault, line);
+}
+inline cudaError_t cudaEventCreate(cudaEvent_t* event, unsigned flags, GPUSCOPE_LINE) {
+  return cudaEventCreateWithFlags(event, flags, line);
 }
 inline cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr, GPUSCOPE_LINE) {
   return GPUSCOPE_ASK((GpuscopeWord)event, (GpuscopeWord)stream);
@@ -307,16 +407,18 @@ template <class T>
 cudaError_t cudaMalloc(T** memory, size_t bytes, GPUSCOPE_LINE) { return GPUSCOPE_MAKE(memory, bytes); }
 inline cudaError_t cudaFree(void* memory, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)memory); }
 template <class T>
-cudaError_t cudaMallocHost(T** memory, size_t bytes, GPUSCOPE_LINE) { return GPUSCOPE_MAKE(memory, bytes); }
+cudaError_t cudaHostAlloc(T** memory, size_t bytes, unsigned flags, GPUSCOPE_LINE) {
+  return GPUSCOPE_MAKE(memory, bytes, flags);
+}
 template <class T>
-cudaError_t cudaHostAlloc(T** memory, size_t bytes, unsigned = 0, GPUSCOPE_LINE) {
-  return cudaMallocHost(memory, bytes, line);
+cudaError_t cudaMallocHost(T** memory, size_t bytes, unsigned flags = cudaHostAllocDefault, GPUSCOPE_LINE) {
+  return GPUSCOPE_MAKE(memory, bytes, flags);
 }
 inline cudaError_t cudaFreeHost(void* memory, GPUSCOPE_LINE) { return GPUSCOPE_ASK((GpuscopeWord)memory); }
 
 namespace gpuscope {
 inline cudaError_t copy(const char* name, void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
-                        cudaStream_t stream, int line) {
+                        cudaStream_t stream, Line line) {
   if (kind == cudaMemcpyDefault) kind = (cudaMemcpyKind)(2 * is_on_gpu(from) + is_on_gpu(to));
   bool up = kind == cudaMemcpyHostToDevice && !is_shared(from);
   bool down = kind == cudaMemcpyDeviceToHost && !is_shared(to);
@@ -335,30 +437,35 @@ inline cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function
   return GPUSCOPE_ASK((GpuscopeWord)stream, (GpuscopeWord)function, (GpuscopeWord)data);
 }
 inline cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void** arguments,
-                                    size_t = 0, cudaStream_t stream = nullptr, GPUSCOPE_LINE) {
-  gpuscope::configured(grid, block, 0, stream, line);
+                                    size_t shared = 0, cudaStream_t stream = nullptr, GPUSCOPE_LINE) {
+  gpuscope::configure(grid, block, shared, stream, line);
   for (int number = 0; number < gpuscope::known_count; ++number) {
     const gpuscope::Known& kernel = gpuscope::known[number];
     if (kernel.function != function) continue;
-    gpuscope::Word words[8] = {};
+    gpuscope::Word words[gpuscope::most_arguments] = {};
     for (int i = 0; i < kernel.count; ++i) memcpy(&words[i], arguments[i], kernel.sizes[i]);
-    return gpuscope::launch(kernel, words);
+    return gpuscope::launch(number, words, kernel.count);
   }
-  return gpuscope::note({0, cudaErrorInvalidResourceHandle, 0, 0});
+  return gpuscope::launch(gpuscope::unknown, nullptr, 0);
 }
-template <class... A>
-cudaError_t cudaLaunchKernel(void (*function)(A...), dim3 grid, dim3 block, void** arguments,
-                             size_t shared = 0, cudaStream_t stream = nullptr, GPUSCOPE_LINE) {
+template <class F>
+cudaError_t cudaLaunchKernel(F* function, dim3 grid, dim3 block, void** arguments, size_t shared = 0,
+                             cudaStream_t stream = nullptr, GPUSCOPE_LINE) {
   return cudaLaunchKernel((const void*)function, grid, block, arguments, shared, stream, line);
 }
-inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode, GPUSCOPE_LINE) {
-  return GPUSCOPE_ASK((GpuscopeWord)stream);
+template <class F>
+cudaError_t cudaLaunchKernel(const gpuscope::Kernel<F>& kernel, dim3 grid, dim3 block, void** arguments,
+                             size_t shared = 0, cudaStream_t stream = nullptr, GPUSCOPE_LINE) {
+  return cudaLaunchKernel((const void*)kernel, grid, block, arguments, shared, stream, line);
+}
+inline cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode, GPUSCOPE_LINE) {
+  return GPUSCOPE_ASK((GpuscopeWord)stream, (GpuscopeWord)mode);
 }
 inline cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph, GPUSCOPE_LINE) {
   return GPUSCOPE_MAKE(graph, (GpuscopeWord)stream);
 }
-inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long = 0, GPUSCOPE_LINE) {
-  return GPUSCOPE_MAKE(executable, (GpuscopeWord)graph);
+inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags = 0, GPUSCOPE_LINE) {
+  return GPUSCOPE_MAKE(executable, (GpuscopeWord)graph, flags);
 }
 inline cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream, GPUSCOPE_LINE) {
   return GPUSCOPE_ASK((GpuscopeWord)executable, (GpuscopeWord)stream);
@@ -407,6 +514,7 @@ Word call(R (*function)(A...), const Word* words, std::index_sequence<I...>) {
 template <class R, class... A>
 int run(R (*function)(A...), const Word* words, Word* value, void (*telling)(const Request*, Reply*)) {
   tell = telling;
+  stay_alone();
   try {
     *value = call(function, words, std::index_sequence_for<A...>());
   } catch (Stopped) {
@@ -432,6 +540,7 @@ int run(R (*function)(A...), char** argv) {
   int fixed = MAP_SHARED | MAP_FIXED_NOREPLACE;
   void* at = mmap((void*)arena, arena_bytes, PROT_READ | PROT_WRITE, fixed, memory, 0);
   if (at != (void*)arena) return 4;
+  stay_alone();
   opened = true;
   close_pages();
   struct sigaction action = {};
@@ -441,7 +550,7 @@ int run(R (*function)(A...), char** argv) {
   Word value = call(function, (const Word*)arena, std::index_sequence_for<A...>());
   fflush(stdout);
   Busy until_the_end;
-  Request over = request("returned", 0, {value});
+  Request over = request("returned", Line(0), {value});
   close_pages();
   write_all(&over, sizeof over);
   answer();  // host functions, until the check is over

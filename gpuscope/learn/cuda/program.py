@@ -17,7 +17,7 @@ from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.learn.attempt import Unmet
 from gpuscope.learn.cuda.compiling import Signature, as_cpp, compiled, compiler
 from gpuscope.learn.cuda.inside import Inside
-from gpuscope.learn.cuda.runtime import KernelOf, Runtime, code_of
+from gpuscope.learn.cuda.runtime import NOT_READY, KernelOf, Runtime, code_of
 from gpuscope.learn.cuda.separate import Separate
 from gpuscope.learn.cuda.shared import HEADING
 from gpuscope.workloads.handle import Handle
@@ -29,7 +29,7 @@ _WORDS = {
     "cudaStreamDestroy": 1,
     "cudaStreamSynchronize": 1,
     "cudaStreamQuery": 1,
-    "cudaStreamWaitEvent": 2,
+    "cudaStreamWaitEvent": 3,
     "cudaEventCreateWithFlags": 1,
     "cudaEventRecord": 2,
     "cudaEventSynchronize": 1,
@@ -39,18 +39,19 @@ _WORDS = {
     "cudaDeviceSynchronize": 0,
     "cudaMalloc": 1,
     "cudaFree": 1,
-    "cudaMallocHost": 1,
+    "cudaMallocHost": 2,
+    "cudaHostAlloc": 2,
     "cudaFreeHost": 1,
     "cudaMemcpyAsync": 5,
     "cudaMemcpy": 5,
     "cudaLaunchHostFunc": 3,
-    "cudaStreamBeginCapture": 1,
+    "cudaStreamBeginCapture": 2,
     "cudaStreamEndCapture": 1,
-    "cudaGraphInstantiate": 1,
+    "cudaGraphInstantiate": 2,
     "cudaGraphLaunch": 2,
     "cudaGraphExecDestroy": 1,
     "cudaGraphDestroy": 1,
-    "launch": 4,
+    "launch": 2,
     "touched": 2,
 }
 """Messages that a program may send → how many numbers each has."""
@@ -89,7 +90,7 @@ class CudaProgram:
     Raises
     ------
     CapabilityError
-        There is no C++ compiler, or the device is not simulated.
+        There is no C++ compiler that works; for a GPU, no nvcc.
     InvalidArgument
         A declaration cannot be read.
 
@@ -140,6 +141,7 @@ class CudaProgram:
         memory = self._running.memory
         self._runtime = Runtime(device, memory, self._kernels, self._running.call_back)
         self._failed: str | None = None
+        self._too_early: str | None = None
 
     @property
     def printed(self) -> str:
@@ -154,7 +156,7 @@ class CudaProgram:
         Raises
         ------
         CapabilityError
-            There is no C++ compiler; for a GPU, no nvcc.
+            There is no C++ compiler that works; for a GPU, no nvcc.
         """
         compiler(is_inside=runs_inside(device))
 
@@ -194,7 +196,7 @@ class CudaProgram:
             learner.
         """
         self._stop()
-        self._failed = None
+        self._failed = self._too_early = None
         words = [0] * len(arguments)
         words[:] = [self._word(value, words) for value in arguments] + words[len(arguments) :]
         try:
@@ -204,8 +206,8 @@ class CudaProgram:
             raise
         if self._runtime.end_captures() and self._failed is None:
             self._failed = "A capture was not ended: call cudaStreamEndCapture on its stream."
-        if self._failed is not None:
-            raise Unmet(self._failed)
+        if told := self._failed or self._too_early:
+            raise Unmet(told)
         if self._entry.returns == "cudaGraphExec_t":
             return self._runtime.executable(value)
         if self._entry.returns in ("float", "double"):
@@ -227,7 +229,7 @@ class CudaProgram:
         if name == "crashed":
             raise Unmet(self._crash(numbers[0]))
         if name == "cudaGetLastError":
-            self._failed = None
+            self._failed = self._too_early = None
         elif inside and name != "touched":
             status = _NOT_PERMITTED
             self._fail(line, name, "a host function must not call CUDA (cudaErrorNotPermitted)")
@@ -239,15 +241,24 @@ class CudaProgram:
                 value, data = call(*numbers[: _WORDS[name]], *([payload] if payload else []))
             except GpuscopeError as error:
                 status = code_of(error)
-                self._fail(line, name, str(error))
+                if status == NOT_READY:  # it may be asked again
+                    self._too_early = self._told(line, name, str(error))
+                else:
+                    self._fail(line, name, str(error))
+            else:
+                if name == "cudaEventElapsedTime":
+                    self._too_early = None
             if name.endswith("Query"):
                 status = status or value
         return status, value, data
 
     def _fail(self, line: int, name: str, why: str) -> None:
         """Keep the first error that the program does not ask for."""
+        self._failed = self._failed or self._told(line, name, why)
+
+    def _told(self, line: int, name: str, why: str) -> str:
         what = "a launch" if name == "launch" else name
-        self._failed = self._failed or f"Line {line}: {what} failed: {why}"
+        return f"{f'Line {line}: ' if line else ''}{what} failed: {why}"
 
     def _crash(self, address: int) -> str:
         try:

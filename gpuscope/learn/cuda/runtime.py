@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import re
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TypeAlias
@@ -19,7 +21,12 @@ from gpuscope.device.device import Device
 from gpuscope.device.event import Event
 from gpuscope.device.graph import Graph
 from gpuscope.device.stream import Stream
-from gpuscope.errors import GpuscopeError, StreamError
+from gpuscope.errors import (
+    CapabilityError,
+    GpuscopeError,
+    InvalidOperand,
+    StreamError,
+)
 from gpuscope.learn.cuda.compiling import Signature
 from gpuscope.learn.cuda.inside import PinnedMemory
 from gpuscope.learn.cuda.shared import SharedMemory
@@ -31,9 +38,16 @@ Calling: TypeAlias = Callable[[int, int], None]
 """Has the program run a function of its own with a pointer, both by address."""
 Answer: TypeAlias = tuple[int, bytes]
 
-INVALID_VALUE, INVALID_HANDLE, NOT_READY, NOT_SUPPORTED = 1, 400, 600, 801
+INVALID_VALUE, INVALID_HANDLE, NOT_READY = 1, 400, 600
 _CODES = {
+    "InvalidValue": INVALID_VALUE,
+    "MemoryAllocation": 2,
+    "InvalidConfiguration": 9,
+    "MissingConfiguration": 52,
+    "InvalidDeviceFunction": 98,
     "IllegalState": 401,
+    "NotReady": NOT_READY,
+    "NotSupported": 801,
     "StreamCaptureUnsupported": 900,
     "StreamCaptureInvalidated": 901,
     "StreamCaptureMerge": 902,
@@ -45,6 +59,16 @@ _CODES = {
 }
 _TO_HOST, _TO_DEVICE = 2, 1
 _DISABLE_TIMING, _NON_BLOCKING = 2, 1
+_STREAM_FLAGS, _EVENT_FLAGS, _HOST_FLAGS = 1, 3, 7
+"""All that there are here."""
+_RELAXED = 2
+_MOST_BLOCKS, _MOST_THREADS = (2**31 - 1, 65_535, 65_535), (1_024, 1_024, 64)
+_MOST_THREADS_IN_ALL, _MOST_SHARED = 1_024, 48 << 10
+"""Of a launch, by dimension; the shared memory that a block gets of a kernel whose attributes
+nobody sets. CUDA C++ Programming Guide, "Compute Capabilities"."""
+_SIZES = struct.Struct("7Q")
+_UNCONFIGURED, _UNKNOWN = 2**64 - 1, 2**64 - 2
+"""What the header says instead of the number of a kernel."""
 _FLOAT = np.dtype("float32")
 _TYPES = {"float": np.float32, "double": np.float64, "int": np.int32, "unsigned": np.uint32}
 _PAGE = 4096
@@ -83,14 +107,17 @@ class Runtime:
         self._next_address = _FIRST_ADDRESS
         self._events: dict[int, Event] = {}
         self._graphs: dict[int, Graph] = {}
-        self._instantiated: set[int] = set()
+        self._executables: dict[int, Graph] = {}
         self._captures: dict[int, tuple[AbstractContextManager[Graph], Graph]] = {}
+        self._strict: dict[int, bool] = {}
+        self._page_locked: set[int] = set()
         self._left: list[Stream | Event | Graph] = []
 
     def end_captures(self) -> int:
         """End the captures that the program did not end; returns how many there are."""
         left = [capture for capture, _ in self._captures.values()]
         self._captures.clear()
+        self._strict.clear()
         for capture in left:
             with suppress(GpuscopeError):
                 capture.__exit__(None, None, None)
@@ -118,6 +145,7 @@ class Runtime:
         return self._events[handle]
 
     def cudaStreamCreateWithPriority(self, flags: int, priority: int) -> Answer:
+        _require_flags(flags, _STREAM_FLAGS)
         blocking = not flags & _NON_BLOCKING
         signed = priority - (1 << 64) * (priority >> 63)
         stream = self._device.create_stream(blocking=blocking, priority=signed)
@@ -127,7 +155,9 @@ class Runtime:
 
     def cudaStreamDestroy(self, handle: int) -> Answer:
         self._stream(handle)
-        self.streams.pop(handle, None)
+        if handle not in self.streams:
+            raise StreamError("a default stream is not destroyed")
+        del self.streams[handle]
         return 0, b""
 
     def cudaStreamSynchronize(self, handle: int) -> Answer:
@@ -137,11 +167,13 @@ class Runtime:
     def cudaStreamQuery(self, handle: int) -> Answer:
         return (0 if self._stream(handle).is_done else NOT_READY), b""
 
-    def cudaStreamWaitEvent(self, stream: int, event: int) -> Answer:
+    def cudaStreamWaitEvent(self, stream: int, event: int, flags: int) -> Answer:
+        _require_flags(flags, 0)
         self._stream(stream).wait(self._event(event))
         return 0, b""
 
     def cudaEventCreateWithFlags(self, flags: int) -> Answer:
+        _require_flags(flags, _EVENT_FLAGS)
         event = self._device.create_event(timing=not flags & _DISABLE_TIMING)
         self._left.append(event)
         self._events[id(event)] = event
@@ -164,7 +196,13 @@ class Runtime:
         return 0, b""
 
     def cudaEventElapsedTime(self, begin: int, end: int) -> Answer:
-        return self._event(end).elapsed_ns(since=self._event(begin)) % (1 << 64), b""
+        first, last = self._event(begin), self._event(end)
+        try:
+            return last.elapsed_ns(since=first) % (1 << 64), b""
+        except StreamError as error:
+            if not (first.timing and last.timing) or (first.is_done and last.is_done):
+                raise
+            raise StreamError(f"cudaErrorNotReady: {error}") from error
 
     def cudaDeviceSynchronize(self) -> Answer:
         self._device.synchronize()
@@ -172,22 +210,51 @@ class Runtime:
 
     # -- memory -----------------------------------------------------------------------
     def cudaMalloc(self, nbytes: int) -> Answer:
-        array = self._device.empty(-(-nbytes // 4))
+        self._require_no_capture("cudaMalloc")
+        if nbytes == 0:
+            return 0, b""
+        if nbytes > (self._device.info.memory_bytes or nbytes):
+            raise _out_of_memory(nbytes)
+        try:
+            array = self._device.empty(-(-nbytes // 4))
+        except MemoryError as error:
+            raise _out_of_memory(nbytes) from error
         return self.know(array), b""
 
     def cudaFree(self, address: int) -> Answer:
+        self._require_no_capture("cudaFree")
         if address:
             if address not in self._arrays:
-                raise StreamError("cudaFree needs what cudaMalloc returned, once")
+                raise InvalidOperand("cudaFree needs what cudaMalloc returned, once")
             self._device.synchronize()
             del self._arrays[address]
         return 0, b""
 
-    def cudaMallocHost(self, nbytes: int) -> Answer:
-        return self._memory.address_of(self._memory.take(-(-nbytes // 4))), b""
+    def cudaHostAlloc(self, nbytes: int, flags: int) -> Answer:
+        self._require_no_capture("cudaHostAlloc")
+        _require_flags(flags, _HOST_FLAGS)
+        if nbytes == 0:
+            return 0, b""
+        try:
+            array = self._memory.take(-(-nbytes // 4))
+        except (GpuscopeError, MemoryError) as error:
+            raise _out_of_memory(nbytes) from error
+        address = self._memory.address_of(array)
+        self._page_locked.add(address)
+        return address, b""
 
-    def cudaFreeHost(self, _address: int) -> Answer:
-        self._device.synchronize()
+    def cudaMallocHost(self, nbytes: int, flags: int) -> Answer:
+        return self.cudaHostAlloc(nbytes, flags)
+
+    def cudaFreeHost(self, address: int) -> Answer:
+        self._require_no_capture("cudaFreeHost")
+        if address:
+            if address not in self._page_locked:
+                raise InvalidOperand(
+                    "cudaFreeHost needs what cudaMallocHost or cudaHostAlloc returned, once"
+                )
+            self._device.synchronize()
+            self._page_locked.remove(address)
         return 0, b""
 
     def know(self, array: Untyped) -> int:
@@ -214,7 +281,7 @@ class Runtime:
                 last = array.size if nbytes is None else first + nbytes // 4
                 if last <= array.size:
                     return array[first:last]
-        raise StreamError(
+        raise InvalidOperand(
             f"{address:#x} is no memory of the GPU, or there are not {nbytes or 4} bytes of it"
         )
 
@@ -222,7 +289,10 @@ class Runtime:
         self, source: int, target: int, nbytes: int, kind: int, stream: int, payload: bytes = b""
     ) -> Answer:
         if nbytes % 4:
-            raise StreamError(f"{nbytes} bytes are no whole number of floats: copy those only here")
+            raise CapabilityError(
+                f"{nbytes} bytes are no whole number of floats: copy those only here "
+                "(cudaErrorNotSupported)"
+            )
         if nbytes == 0:
             return 0, b""
         chosen = self._stream(stream)
@@ -238,7 +308,7 @@ class Runtime:
         written = np.empty(nbytes // 4, _FLOAT) if not target else self.part(target, nbytes)
         on_host = isinstance(read, np.ndarray), isinstance(written, np.ndarray)
         if on_host != (kind == _TO_DEVICE, kind == _TO_HOST):
-            raise StreamError("cudaMemcpyKind is not what the pointers say")
+            raise InvalidOperand("cudaMemcpyKind is not what the pointers say")
         chosen.copy(written, read)
         return 0, b"" if target else written.tobytes()
 
@@ -268,18 +338,25 @@ class Runtime:
         return 0, b""
 
     # -- work -------------------------------------------------------------------------
-    def launch(
-        self, stream: int, number: int, grid: int, block: int, payload: bytes = b""
-    ) -> Answer:
-        """Launch a kernel of the exercise."""
-        if not (grid and block):
-            raise StreamError("a kernel needs blocks and threads: it was launched with none")
+    def launch(self, stream: int, number: int, payload: bytes = b"") -> Answer:
+        """Launch a kernel of the exercise: sizes of its grid come first, then its arguments."""
+        if number == _UNCONFIGURED:
+            raise StreamError(
+                "cudaErrorMissingConfiguration: a kernel was called as a function: launch it with "
+                "<<<blocks, threads, shared memory, stream>>>"
+            )
+        if number == _UNKNOWN:
+            raise StreamError(
+                "cudaErrorInvalidDeviceFunction: a host function call cannot be configured: only "
+                "kernels are launched"
+            )
+        grid, block = _require_sizes(*_SIZES.unpack_from(payload))
         signature, kernel = self._kernels[number]
         chosen = self._stream(stream)
         if isinstance(kernel, Handle):
             kernel.execute(stream=chosen)
             return 0, b""
-        words = [payload[at : at + 8] for at in range(0, len(payload), 8)]
+        words = [payload[at : at + 8] for at in range(_SIZES.size, len(payload), 8)]
         values = [self._value(*pair) for pair in zip(signature.types, words, strict=True)]
         chosen.launch(kernel, *values, grid=grid, block=block)
         return 0, b""
@@ -290,6 +367,9 @@ class Runtime:
         return np.frombuffer(word, _TYPES.get(kind, np.int64))[0]
 
     def cudaLaunchHostFunc(self, stream: int, function: int, data: int) -> Answer:
+        if not function:
+            raise InvalidOperand("a host function is needed, not a null pointer")
+
         def host_function() -> None:
             self._calling(function, data)
 
@@ -297,37 +377,61 @@ class Runtime:
         return 0, b""
 
     # -- graphs -----------------------------------------------------------------------
-    def cudaStreamBeginCapture(self, handle: int) -> Answer:
+    def cudaStreamBeginCapture(self, handle: int, mode: int) -> Answer:
+        if handle in self._captures:
+            raise StreamError("cudaErrorIllegalState: this stream is being captured already")
         capture = self._stream(handle).capture()
         self._captures[handle] = capture, capture.__enter__()
+        if mode != _RELAXED:
+            self._strict[handle] = True
         return 0, b""
+
+    def _require_no_capture(self, name: str) -> None:
+        """Refuse what captures forbid that are not relaxed; it makes them invalid, too."""
+        if self._strict:
+            self._strict = dict.fromkeys(self._strict, False)
+            raise StreamError(
+                f"cudaErrorStreamCaptureUnsupported: {name} is not permitted while a stream is "
+                "captured: call it before"
+            )
 
     def cudaStreamEndCapture(self, handle: int) -> Answer:
         if handle not in self._captures:
             raise StreamError("cudaErrorIllegalState: this stream is not being captured")
         capture, graph = self._captures.pop(handle)
+        is_valid = self._strict.pop(handle, True)
         capture.__exit__(None, None, None)
-        self._graphs[id(graph)] = graph
         self._left.append(graph)
+        if not is_valid:
+            raise StreamError(
+                "cudaErrorStreamCaptureInvalidated: a call that is not permitted while a stream is "
+                "captured made the capture invalid"
+            )
+        self._graphs[id(graph)] = graph
         return id(graph), b""
 
     def _graph(self, handle: int) -> Graph:
         if handle not in self._graphs:
-            raise StreamError("there is no such graph: capture it and instantiate it first")
+            raise InvalidOperand(
+                "there is no such graph: capture it first, and destroy it last, once"
+            )
         return self._graphs[handle]
 
-    def cudaGraphInstantiate(self, handle: int) -> Answer:
-        if handle in self._instantiated:
-            raise StreamError("a graph is instantiated once only here: capture it again")
-        self._graph(handle)
-        self._instantiated.add(handle)
+    def cudaGraphInstantiate(self, handle: int, flags: int) -> Answer:
+        _require_flags(flags, 0)
+        graph = self._graph(handle)
+        if handle + 1 in self._executables:
+            raise CapabilityError(
+                "a graph is instantiated once only here: capture it again (cudaErrorNotSupported)"
+            )
+        self._executables[handle + 1] = graph
         return handle + 1, b""
 
     def executable(self, handle: int) -> Graph:
         """Return an executable graph by its handle."""
-        if handle - 1 not in self._instantiated:
-            raise StreamError("there is no such executable graph: instantiate it first")
-        return self._graph(handle - 1)
+        if handle not in self._executables:
+            raise InvalidOperand("there is no such executable graph: instantiate it first")
+        return self._executables[handle]
 
     def cudaGraphLaunch(self, handle: int, stream: int) -> Answer:
         self.executable(handle).launch(stream=self._stream(stream))
@@ -335,9 +439,50 @@ class Runtime:
 
     def cudaGraphExecDestroy(self, handle: int) -> Answer:
         self.executable(handle)
-        self._instantiated.discard(handle - 1)
+        del self._executables[handle]
         return 0, b""
 
     def cudaGraphDestroy(self, handle: int) -> Answer:
-        self._graph(handle)  # an executable graph made of it stays
+        self._graph(handle)
+        del self._graphs[handle]  # an executable graph made of it stays
         return 0, b""
+
+
+def _out_of_memory(nbytes: int) -> CapabilityError:
+    return CapabilityError(f"cudaErrorMemoryAllocation: there are not {nbytes:,} bytes")
+
+
+def _require_flags(flags: int, possible: int) -> None:
+    """Refuse flags that there are not."""
+    if flags & ~possible:
+        raise InvalidOperand(f"there is no flag {flags & ~possible:#x} for this call here")
+
+
+def _require_sizes(*sizes: int) -> tuple[int, int]:
+    """Return how many blocks of how many threads a launch has; refuses what CUDA refuses."""
+    blocks, threads, shared = sizes[:3], sizes[3:6], sizes[6]
+    told = f"it was launched with {_times(blocks)} blocks of {_times(threads)} threads"
+    limits = zip(blocks + threads, _MOST_BLOCKS + _MOST_THREADS, strict=True)
+    if not all(1 <= size <= most for size, most in limits) or (
+        math.prod(threads) > _MOST_THREADS_IN_ALL
+    ):
+        raise StreamError(
+            f"cudaErrorInvalidConfiguration: {told}; a kernel has at least one of each, at most "
+            f"{_times(_MOST_BLOCKS)} blocks, and in a block at most {_times(_MOST_THREADS)} and "
+            f"{_MOST_THREADS_IN_ALL:,} threads in all"
+        )
+    if shared > _MOST_SHARED:
+        raise StreamError(
+            f"cudaErrorInvalidValue: it was launched with {shared:,} bytes of shared memory for "
+            f"each block; there are {_MOST_SHARED:,}"
+        )
+    if max(*blocks[1:], *threads[1:]) > 1:
+        raise CapabilityError(
+            f"{told}; the kernels of the exercises have blocks and threads in one dimension "
+            "(cudaErrorNotSupported)"
+        )
+    return blocks[0], threads[0]
+
+
+def _times(sizes: tuple[int, ...]) -> str:
+    return " × ".join(f"{size:,}" for size in sizes)

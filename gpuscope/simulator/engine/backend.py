@@ -137,10 +137,10 @@ class SimBackend(SimMemory):
         """
         with self._lock:
             self._require_uncaptured(raw, "waiting for a stream failed")
-            for other in [*self.engine.blocking] if raw is self.engine.legacy else []:
-                if other.last is not None:
-                    self._wait_for(other.last)
-            self._wait_for(raw.last)
+            *others, last = self.awaited(raw)
+            for op in filter(None, others):
+                self._wait_for(op)
+            self._wait_for(last)
 
     def stream_done(self, raw: SimStream) -> bool:
         """Whether the stream's work is done by now."""

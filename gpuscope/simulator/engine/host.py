@@ -219,6 +219,24 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
             _tell_failure(op)
         return is_seen
 
+    def step(self) -> bool:
+        """Let the next thing happen on the GPU, though the host be not as far; says if one did."""
+        with self._lock:
+            return self.engine.step(None)
+
+    def awaited(self, stream: SimStream | None) -> list[Op | None]:
+        """Return what a wait for a stream, or for all, waits for.
+
+        The legacy default stream counts with every stream that knows its barrier.
+        """
+        legacy = self.engine.legacy
+        if stream is None:
+            return [each.last for each in self._every_stream()]
+        return [*(each.last for each in self.engine.blocking if stream is legacy), stream.last]
+
+    def _every_stream(self) -> list[SimStream]:
+        return [*self._streams.values(), *self._defaults.values(), self.engine.legacy]
+
     def _wait_for(self, op: Op | None) -> None:
         """Let the host wait for work; what that raised, or what it follows did, is raised here."""
         self._returned(self.engine.run_until_done(op))
@@ -228,8 +246,7 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
         """Wait for all work; what some of it raised is left for who asks about that work."""
         self._require_no_capture("waiting for the device failed")
         self._returned(self.engine.run_all())
-        streams = (*self._streams.values(), *self._defaults.values(), self.engine.legacy)
-        stuck = [stream for stream in streams if stream.depth]
+        stuck = [stream for stream in self._every_stream() if stream.depth]
         if stuck:
             raise StreamError(
                 f"{len(stuck)} streams wait for work that is not queued: they can never finish"

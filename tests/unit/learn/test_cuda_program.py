@@ -357,7 +357,7 @@ LAUNCHES = {
     "a member": "struct Job { void (*kernel)(); cudaStream_t stream; } job = {a, s}, other = {b, t}, *p = &other;"
     "job.kernel<<<1, 32, 0, job.stream>>>(); p->kernel<<<1, 32, 0, p->stream>>>();",
     "a namespace": "mine::a<<<1, 32, 0, s>>>(); ::b<<<1, 32, 0, t>>>();",
-    "a template": "in<float><<<1, 32, 0, s>>>(a); in<Of<int>, 3><<<1, 32, 0, t>>>(b);",
+    "a template": "Of<int, 3>::kernel<<<1, 32, 0, s>>>(); Of<Of<int, 3>, 4>::other<<<1, 32, 0, t>>>();",
     "a choice": "for (int i = 0; i < 2; ++i) i ? a<<<1, 32, 0, s>>>() : b<<<1, 32, 0, t>>>();",
     "several lines": "a // first\n<<<1, // block\n 32, 0, s>>> (\n); b<<<\n1, 32, 0,\nt\n>>>\n();",
     "a lambda": "auto both = [&] { a<<<1, 32, 0, s>>>(); b<<<1, 32, 0, t>>>(); }; both();",
@@ -376,8 +376,9 @@ def test_whatever_stands_before_its_brackets_is_launched(gpu, run, names):
     a, b = (gs.learn.Step(gpu, 2 * MS, name=name) for name in "ab")
     before = """
 namespace mine { using ::a; }
-template <class> struct Of {};
-template <class T, int = 0> void in(void (*kernel)()) { kernel(); }
+template <class, int> struct Of {
+  static constexpr void (*kernel)() = a, (*other)() = b;
+};
 void run(cudaStream_t s, cudaStream_t t) {
 """
     text = "".join(f"{{ {LAUNCHES[name]}\n}}" for name in names)
@@ -396,7 +397,7 @@ void run(cudaStream_t s, cudaStream_t t) {
     [
         ("// a<<<g, b>>>(\na<<<1,\n32>>>\n();\nnothing;", "Line 5: 'nothing' was not declared"),
         ("a<<<1, 32>>>();\nnothing<<<1, 32>>>(\n1\n);", "Line 2: 'nothing' was not declared"),
-        ("\na<<<1, 32>>>(1);", "Line 2: too many arguments to function 'void a()'"),
+        ("\na<<<1, 32>>>(1);", "Line 2: too many arguments to function"),
         ("\na<<<1, 32>>>;", "Line 2: expected primary-expression"),
         ("\na<<<1, 32;\na<<<1, 32>>>();", "Line 2: expected primary-expression"),
     ],
@@ -409,6 +410,144 @@ def test_errors_around_launches_have_the_learner_s_lines(gpu, text, says):
     assert says in quoted.replace(
         "use of undeclared identifier 'nothing'", "'nothing' was not declared"
     )
+
+
+REFUSED_BY_COMPILERS = {
+    "a kernel is called": ("a();", "must be configured"),
+    "a kernel with arguments is called": ("b(1);", "must be configured"),
+    "what is no function is launched": ("auto f = [] {}; f<<<1, 32>>>();", "match"),
+    "a fifth size": ("a<<<1, 32, 0, s, 4>>>();", "match"),
+    "no threads": ("a<<<>>>();", "match"),
+    "one argument too many": ("cudaStreamSynchronize(s, 4);", "Line 2: "),
+    "an empty argument too many": ("cudaDeviceSynchronize({});", "Line 2: "),
+    "one argument too few": ("float* x; cudaHostAlloc(&x, 4);", "match"),
+    "the header's namespace": (
+        "\ngpuscope::configuring()(1, 32);",
+        "Line 3: gpuscope is none of CUDA's",
+    ),
+    "the header's macros": ("GPUSCOPE_ASK(0);", "Line 2: GPUSCOPE_ASK is none of CUDA's"),
+    "the header's names for a GPU": ("gpuscope_cudaFree(0);", "is none of CUDA's"),
+    "a kernel of one's own": ("} __global__ void mine() {", "kernels come with the exercise"),
+}
+
+
+@pytest.mark.parametrize(("text", "says"), REFUSED_BY_COMPILERS.values(), ids=REFUSED_BY_COMPILERS)
+def test_what_cuda_s_compiler_refuses_does_not_compile(gpu, text, says):
+    a, b = (gs.learn.Step(gpu, MS, name=name) for name in "ab")
+    kernels = {"void a()": a, "void b(int n)": b}
+    with pytest.raises(Unmet) as told:
+        gs.learn.CudaProgram(gpu, body(text), "void run(cudaStream_t s)", kernels)
+    assert says in str(told.value)
+    assert "Line " in str(told.value)
+
+
+def test_comments_and_texts_may_name_what_programs_may_not(gpu, run):
+    text = '// gpuscope, __global__\nprintf("__global__ %s", "gpuscope"); int cpugpuscope = 0;'
+    with gpu.create_stream() as s:
+        run(body(text), s)
+
+
+CODES = {
+    "a<<<1, 2000, 0, s>>>();": 9,
+    "a<<<1, dim3(32, 33), 0, s>>>();": 9,
+    "a<<<1, dim3(1, 1, 65), 0, s>>>();": 9,
+    "a<<<1, 0, 0, s>>>();": 9,
+    "a<<<dim3(1, 0), 32, 0, s>>>();": 9,
+    "a<<<dim3(1, 65536), 32, 0, s>>>();": 9,
+    "a<<<-1, 32, 0, s>>>();": 9,
+    "cudaLaunchKernel((void*)a, 1, 1025, nullptr, 0, s);": 9,
+    "a<<<1, 32, 49153, s>>>();": 1,
+    "a<<<1, 32, 1 << 30, s>>>();": 1,
+    "void (*kernel)() = a; kernel();": 52,
+    "a<<<1, 32, 0, s>>>(); void (*kernel)() = a; kernel();": 52,
+    "host<<<1, 32, 0, s>>>();": 98,
+    "cudaLaunchKernel((void*)host, 1, 1, nullptr, 0, s);": 98,
+    "a<<<dim3(1, 2), 32, 0, s>>>();": 801,
+    "cudaStreamCreateWithFlags(&t, 6);": 1,
+    "cudaStreamDestroy(0);": 400,
+    "cudaEventCreate(&e, 8);": 1,
+    "cudaEventCreate(&e); cudaStreamWaitEvent(s, e, 2);": 1,
+    "cudaEventCreate(&e); cudaEventElapsedTime(&ms, e, e);": 400,
+    "cudaEventCreate(&e, cudaEventDisableTiming); cudaEventElapsedTime(&ms, e, e);": 400,
+    "cudaMalloc(&x, 1ull << 50);": 2,
+    "cudaMallocHost(&x, 1ull << 50);": 2,
+    "cudaHostAlloc(&x, 4, 64);": 1,
+    "cudaFree(&ms);": 1,
+    "cudaMalloc(&x, 8); cudaFree(x); cudaFree(x);": 1,
+    "cudaFreeHost(&ms);": 1,
+    "cudaMallocHost(&x, 8); cudaFreeHost(x); cudaFreeHost(x);": 1,
+    "cudaMalloc(&x, 4); cudaMemcpy(x, many, 64, cudaMemcpyHostToDevice);": 1,
+    "cudaMalloc(&x, 64); cudaMemcpy(x, many, 64, cudaMemcpyDeviceToHost);": 1,
+    "cudaLaunchHostFunc(s, nullptr, nullptr);": 1,
+    "BEGIN(Global) cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal); cudaStreamEndCapture(s, &g);": 401,
+    "BEGIN(Global) cudaMalloc(&x, 4); cudaGetLastError(); cudaStreamEndCapture(s, &g);": 901,
+    "BEGIN(ThreadLocal) if (cudaMallocHost(&x, 4) == 900) cudaStreamEndCapture(s, &g);": 901,
+    "BEGIN(Relaxed) cudaMalloc(&x, 4); cudaStreamEndCapture(s, &g);": 0,
+    "BEGIN(Global) cudaStreamEndCapture(s, &g); cudaGraphDestroy(g); cudaGraphDestroy(g);": 1,
+    "BEGIN(Global) cudaStreamEndCapture(s, &g); cudaGraphDestroy(g); cudaGraphInstantiate(&made, g);": 1,
+    "a<<<2147483647, 1024, 49152, s>>>();": 0,
+    "a<<<dim3(1), dim3(32), 0, s>>>(); (*&a)<<<1, 32, 0, s>>>();": 0,
+    "cudaMalloc(&x, 0); cudaFree(x); cudaFree(nullptr); cudaFreeHost(nullptr);": 0,
+}
+"""What a program does → the error that cudaGetLastError tells then."""
+REFUSING = """
+#define BEGIN(mode) cudaStreamBeginCapture(s, cudaStreamCaptureMode##mode);
+void host() { abort(); }
+int run(cudaStream_t s, int which) {
+  cudaStream_t t; cudaEvent_t e; cudaGraph_t g; cudaGraphExec_t made; float ms, *x, many[16];
+  switch (which) {
+CASES
+  }
+  int peeked = cudaPeekAtLastError(), code = cudaGetLastError();
+  return peeked == code && cudaGetLastError() == cudaSuccess ? code : -1;
+}"""
+
+
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
+def test_what_cuda_refuses_at_run_time_has_its_error_until_it_is_asked_for(gpu):
+    """The codes are those of CUDA's documentation; 801 is ours: kernels here have one dimension."""
+    a = gs.learn.Step(gpu, MS, name="a")
+    cases = "\n".join(
+        f"    case {number}: {{ {text} break; }}" for number, text in enumerate(CODES)
+    )
+    signature = "int run(cudaStream_t s, int which)"
+    code = REFUSING.replace("CASES", cases)
+    found = {}
+    with gs.learn.CudaProgram(gpu, code, signature, {"void a()": a}) as program:
+        for number, text in enumerate(CODES):
+            with gpu.create_stream() as s:
+                found[text] = program(s, number)
+    assert found == CODES
+
+
+def test_what_is_refused_at_run_time_and_not_asked_for_is_told_with_its_line(gpu, run):
+    a = gs.learn.Step(gpu, MS, name="a")
+    with gpu.create_stream() as s:
+        with pytest.raises(Unmet, match=r"^Line 3: a launch failed: .*2,000 × 1 × 1 threads"):
+            run(body("\na<<<1, 2000, 0, s>>>();"), s, kernels={"void a()": a})
+        text = "cudaEvent_t e; cudaEventCreate(&e); a<<<1, 32, 0, s>>>(); cudaEventRecord(e, s);"
+        asks = "float ms; ASK (cudaEventElapsedTime(&ms, e, e) == cudaErrorNotReady) {}"
+        with pytest.raises(Unmet, match="cudaErrorNotReady"):
+            run(body(text + asks.replace("ASK", "if")), s, kernels={"void a()": a})
+        run(body(text + asks.replace("ASK", "while")), s, kernels={"void a()": a})
+
+
+@pytest.mark.usefixtures("where")
+@pytest.mark.parametrize("where", WHERE, indirect=True)
+def test_a_program_leaves_no_children(gpu, run):
+    code = """
+#include <thread>
+int run() {
+  int threads = 0;
+  std::thread([&] { threads += fork() < 0; }).join();
+  pid_t forked = fork();
+  if (forked == 0) for (;;) pause();
+  pid_t copied = vfork();
+  if (copied == 0) _exit(0);
+  return threads + 10 * (forked < 0) + 100 * (copied < 0) + 1000 * (system("exit 0") != 0);
+}"""
+    assert run(code, signature="int run()").value == 1111
 
 
 @pytest.mark.parametrize(
@@ -568,6 +707,40 @@ def test_where_nothing_compiles_an_exercise_is_not_available_and_counts_no_attem
     assert [(kept.verdict, kept.attempts) for kept in lesson.results] == [("not available", 0)]
     assert check().result.verdict == "not solved"
     assert [(kept.verdict, kept.attempts) for kept in lesson.results] == [("not solved", 1)]
+
+
+BROKEN = {
+    "it lacks its parts": "echo 'cannot execute cc1plus: No such file' >&2; exit 1",
+    "it says nothing": "exit 127",
+    "what it makes does not run": 'while [ "$1" != -o ]; do shift; done; printf "exit 3" > "$2"',
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN.values(), ids=BROKEN)
+def test_where_the_compiler_is_broken_an_exercise_is_not_available_and_counts_no_attempt(
+    gpu, monkeypatch, tmp_path, broken
+):
+    lesson, path = gs.learn.Lesson(0, "An example", gpu), tmp_path / "g++"
+    path.write_text(f"#!/bin/sh\n{broken}\n")
+    path.chmod(0o755)
+
+    def check():
+        needs = gs.learn.CudaProgram.require
+        return lesson.check("c", "Write it.", lambda _: False, ["Think."], rule="So.", needs=needs)
+
+    usual = compiling.shutil.which
+    with monkeypatch.context() as patch:
+        patch.setattr(compiling.shutil, "which", lambda name: str(path) if name == "g++" else None)
+        told = check()
+        assert (told.result.verdict, told.result.attempts) == ("not available", 0)
+        assert str(path) in told.found
+        patch.setattr(
+            compiling.shutil,
+            "which",
+            {"g++": str(path), "clang++": usual("g++")}.get,
+        )
+        assert compiling.compiler(is_inside=False) == usual("g++"), "the next one works"
+    assert check().result.verdict == "not solved"
 
 
 def test_what_cannot_be_is_refused(gpu, monkeypatch):

@@ -332,6 +332,7 @@ def test_who_stops_grading_leaves_no_process(folders):
     by_name = {grade.name: grade for grade in grades.grades}
     assert by_name["double"].verdict == "not finished"
     assert by_name["double"].reason == "grading was stopped"
+    assert grades.not_held == (), "nobody said what held it"
 
 
 def test_the_command_writes_a_table(folders, tmp_path):

@@ -368,7 +368,7 @@ def test_a_mode_of_capture_that_there_is_not_is_told(torch, mode):
         (lambda torch: torch.cuda.set_stream, "set_stream", "current_stream"),
         (lambda torch: torch.cuda.Stream().priority, "priority", "wait_stream"),
         (lambda torch: torch.cuda.Event().elapsed_time, "elapsed_time", "record"),
-        (lambda torch: torch.cuda.CUDAGraph().pool, "pool", "replay"),
+        (lambda torch: torch.cuda.CUDAGraph().reset, "reset", "replay"),
         (lambda torch: torch.from_dlpack(np.zeros(4)).shape, "shape", "copy_"),
     ],
 )
@@ -393,6 +393,57 @@ def test_what_it_lacks_is_said_with_what_there_is(torch, ask, lacks, has):
 def test_what_is_of_another_kind_is_refused(torch, call):
     with pytest.raises(InvalidArgument, match="is needed"):
         call(torch)
+
+
+TAKEN = {
+    "a stream's device": lambda torch: torch.cuda.Stream(device=0),
+    "a stream's device and priority": lambda torch: torch.cuda.Stream("cuda:0", -1),
+    "a stream of this device": lambda torch: torch.cuda.Stream(device="cuda"),
+    "an event's last arguments": lambda torch: torch.cuda.Event(*4 * [False]),
+    "a graph that is not kept": lambda torch: torch.cuda.CUDAGraph(keep_graph=False),
+    "a stream of others": lambda torch: torch.cuda.ExternalStream(
+        torch.cuda.Stream().cuda_stream, device=None
+    ),
+    "the device's current stream": lambda torch: torch.cuda.current_stream(0),
+    "the device's default stream": lambda torch: torch.cuda.default_stream(device="cuda:0"),
+    "the device": lambda torch: torch.cuda.synchronize(0),
+    "an array": lambda torch: torch.from_dlpack(np.zeros(4), device=None, copy=None),
+}
+"""What PyTorch 2.11 takes, too, by its documentation."""
+LACKING = {
+    "another device": lambda torch: torch.cuda.Stream(device=1),
+    "another device by name": lambda torch: torch.cuda.current_stream("cuda:1"),
+    "the host": lambda torch: torch.cuda.synchronize("cpu"),
+    "events between processes": lambda torch: torch.cuda.Event(interprocess=True),
+    "external events": lambda torch: torch.cuda.Event(external=True),
+    "graphs that are kept": lambda torch: torch.cuda.CUDAGraph(keep_graph=True),
+    "streams by their parts": lambda torch: torch.cuda.Stream(stream_id=3),
+    "copies": lambda torch: torch.from_dlpack(np.zeros(4), copy=True),
+}
+"""What PyTorch takes, and its part on a simulated GPU does not."""
+
+
+@pytest.mark.parametrize("call", TAKEN.values(), ids=TAKEN)
+def test_arguments_of_pytorch_s_are_taken(torch, call):
+    call(torch)
+
+
+@pytest.mark.parametrize("call", LACKING.values(), ids=LACKING)
+def test_arguments_that_the_part_lacks_are_refused_with_what_to_do(torch, call):
+    with pytest.raises(CapabilityError, match="leave it out"):
+        call(torch)
+
+
+def test_graphs_take_a_pool_by_place_and_by_name(torch, step):
+    _, launch = step("a")
+    first, second = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream()
+    with torch.cuda.graph(first, torch.cuda.graph_pool_handle(), stream):
+        launch()
+    with torch.cuda.graph(second, pool=first.pool()):
+        launch()
+    first.replay()
+    second.replay()
 
 
 def test_what_another_device_made_is_refused(torch):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import re
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope import _threads
 from gpuscope._optional import require
-from gpuscope._text import clean_lines
 from gpuscope._types import Untyped
 from gpuscope.analyses.views import finding_rows, part_rows
+from gpuscope.analysis.result import Row
 from gpuscope.errors import InvalidArgument
 from gpuscope.trace import schema
 from gpuscope.trace.model import Trace
@@ -43,32 +48,137 @@ VIEWS = {
 """Name → its query, of ``spans`` and ``edges``."""
 
 
-def query(trace: Trace, text: str) -> Untyped:
-    """Run a query on a trace; see :meth:`gpuscope.trace.Trace.sql`."""
+MOST_MEMORY = "4GB"
+"""Of a query and its answer: DuckDB would take 80 % of the machine's."""
+_OWN = {
+    "memory_limit": MOST_MEMORY,
+    "temp_directory": "",  # else what finds no room is written to the current folder
+    "python_enable_replacements": False,  # else names in a query are our variables, too
+}
+_NO_FILES = """
+    SET enable_external_access = false;
+    SET allow_persistent_secrets = false;
+    SET lock_configuration = true"""
+_BETWEEN_S = 0.1
+_ANSWER = "_gpuscope.answer"
+"""In a schema of its own, so that SHOW TABLES leaves it out."""
+_REFUSED_FILES = re.compile(
+    "disabled (by|through) configuration|configuration has been locked", re.IGNORECASE
+)
+"""In DuckDB's words for what :data:`_NO_FILES` refuses."""
+
+
+def query(trace: Trace, text: str, *, write: bool = False, most: int | None = None) -> Untyped:
+    """Run a query on a trace, once; see :meth:`gpuscope.trace.Trace.sql`.
+
+    Parameters
+    ----------
+    most
+        How many rows of the answer are worked out, if not all.
+    """
     duckdb = require("duckdb", feature="Trace.sql()")
-    connection = duckdb.connect()
-    connection.register("spans", _spans(trace))
-    connection.register("edges", _typed(trace.edges, schema.EDGE_TYPES))
+    connection = duckdb.connect(config=_OWN)
+    tables = {"spans": _spans(trace), "edges": _typed(trace.edges, schema.EDGE_TYPES)}
+    # Wherever its name stands, in a text, too, which a function may take for a table's.
+    tables |= {name: make(trace) for name, make in MADE.items() if _names(text, name)}
+    for name, table in tables.items():
+        connection.from_arrow(table).create_view(name)
     for name, view in VIEWS.items():
         connection.execute(f"CREATE VIEW {name} AS {view}")
-    left = dict(MADE)
-    while True:
-        try:
-            answer = connection.sql(text)
-        except duckdb.Error as error:
-            missing = re.match(r"Catalog Error: Table with name (\w+) does not", str(error))
-            name = missing[1] if missing else ""
-            if name not in left:
-                raise InvalidArgument(
-                    f"DuckDB refuses the query: {clean_lines(str(error))}\nThere are the tables "
-                    f"{', '.join(['spans', 'edges', *VIEWS, *MADE])}; DESCRIBE spans lists the "
-                    "columns of one"
-                ) from error
-            connection.register(name, left.pop(name)(trace))
-            continue
-        if answer is None:
+    connection.execute("CREATE SCHEMA _gpuscope")
+    if not write:
+        connection.execute(_NO_FILES)
+
+    def answer() -> Untyped:
+        """Run the statements, and keep the rows of the last, whose columns DuckDB tells apart."""
+        last = connection.sql(text)
+        if last is None:
             raise InvalidArgument("the query is empty: SELECT, FROM or DESCRIBE a table")
-        return answer
+        (last if most is None else last.limit(most)).create(_ANSWER)
+        return connection.table(_ANSWER)
+
+    try:
+        return _interruptibly(answer, connection.interrupt)
+    except (duckdb.Error, UnicodeEncodeError) as error:
+        out_of_memory = isinstance(error, duckdb.OutOfMemoryException)
+        raise _refusal(str(error), out_of_memory=out_of_memory) from error
+
+
+def _names(text: str, name: str) -> bool:
+    return re.search(rf"\b{name}\b", text, re.IGNORECASE) is not None
+
+
+def _refusal(why: str, *, out_of_memory: bool) -> InvalidArgument:
+    """Return the error for what DuckDB says of a query."""
+    if out_of_memory:
+        return InvalidArgument(
+            f"the query and its answer take more than {MOST_MEMORY} of memory: aggregate, or LIMIT"
+        )
+    if _REFUSED_FILES.search(why):
+        return InvalidArgument(
+            f"DuckDB refuses the query: {why}\nA query reads and writes no files and changes no "
+            "settings of DuckDB unless allowed: gpuscope sql --write, trace.sql(…, write=True)"
+        )
+    return InvalidArgument(
+        f"DuckDB refuses the query: {why}\nThere are the tables "
+        f"{', '.join(['spans', 'edges', *VIEWS, *MADE])}; DESCRIBE spans lists the columns of one"
+    )
+
+
+def _interruptibly(run: Callable[[], Untyped], interrupt: Callable[[], None]) -> Untyped:
+    """Return what a function returns, which Ctrl-C does not end by itself.
+
+    DuckDB does not look for signals: it runs in a thread, while this one waits for them.
+    """
+    answer: Future[Untyped] = Future()
+
+    def fulfil() -> None:
+        try:
+            answer.set_result(run())
+        except BaseException as error:  # noqa: BLE001 - raised where the answer is waited for
+            answer.set_exception(error)
+
+    if not _threads.start(threading.Thread(target=fulfil, daemon=True)):
+        fulfil()
+    try:
+        return answer.result()
+    finally:
+        while not answer.done():  # once might be before the query begins
+            interrupt()
+            wait([answer], timeout=_BETWEEN_S)
+
+
+def rows(answer: Untyped) -> list[Row]:
+    """Return the rows of an answer as dicts.
+
+    Raises
+    ------
+    InvalidArgument
+        Python has nothing for a value.
+    """
+    try:
+        dicts: list[Row] = answer.to_dicts()
+    except (OverflowError, ValueError) as error:  # an interval of 100 million years
+        raise InvalidArgument(
+            f"Python has nothing for a value of the answer ({error}): cast it to VARCHAR"
+        ) from error
+    return dicts
+
+
+def plain(value: object) -> object:
+    """Return a value of an answer as JSON can hold it.
+
+    NaN and infinities are null; dates, decimals and other types that JSON lacks are texts.
+    """
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    return str(value)
 
 
 def _spans(trace: Trace) -> pa.Table:

@@ -146,7 +146,7 @@ def configuration(text: str | None) -> str:
     """Return a launch configuration in words: ``"grid 132, block 128"``."""
     try:
         launch = msgspec.json.decode(text or "{}", type=dict[str, object])
-    except msgspec.MsgspecError:  # a foreign file may hold anything
+    except (msgspec.MsgspecError, RecursionError):  # a foreign file may hold anything
         return ""
     words = []
     for name in ("grid", "block"):
@@ -253,7 +253,7 @@ def _operator_shapes(trace: Trace, threads: Ints, times: Ints) -> tuple[Ints, li
 def _dims(payload: str | None) -> str:
     try:
         dims = msgspec.json.decode(payload or "{}", type=_Operator).dims
-    except msgspec.MsgspecError:  # a range's payload may be anything
+    except (msgspec.MsgspecError, RecursionError):  # a range's payload may be anything
         return ""
     sides = [each for each in dims if isinstance(each, list) and each]
     return ", ".join("×".join(map(str, each)) for each in sides[:_INPUTS])

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.csv
 import typer
 
+from gpuscope import _foreign
 from gpuscope._columns import tables
 from gpuscope._files import check_new, make_folder, replacing, write_text
 from gpuscope.analysis.interference_analysis import InterferenceResult
@@ -219,7 +220,7 @@ def varied(text: str) -> tuple[str, list[Value] | Literal["all"]]:
         return path, "all"
     if values.startswith("["):
         try:
-            return path, json.loads(values)
+            return path, _foreign.loads(values)
         except ValueError as error:
             raise InvalidExperiment(f"--vary {text!r}: that is no list: {error}") from error
     return path, [_value(value) for value in values.split(",")]
@@ -228,7 +229,7 @@ def varied(text: str) -> tuple[str, list[Value] | Literal["all"]]:
 def _value(text: str) -> Value:
     """Read a number, true or false; anything else is a text."""
     try:
-        value = json.loads(text)
+        value = _foreign.loads(text)
     except ValueError:
         return text
     return value if isinstance(value, int | float) else text

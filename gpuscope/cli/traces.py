@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import tempfile
 import webbrowser
@@ -16,7 +15,7 @@ from rich.progress import Progress
 from gpuscope import telling
 from gpuscope._files import check_new
 from gpuscope._text import counted
-from gpuscope.analyses import FIRST, findings, known_analyses, problems
+from gpuscope.analyses import FIRST, findings, known_analyses, problems, sql
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
 from gpuscope.cli.app import All, Force, Json, app
@@ -31,12 +30,15 @@ from gpuscope.trace.folder import trace_names
 from gpuscope.trace.merging import merge
 from gpuscope.trace.model import Trace
 
+_ROWS = 10_000
+"""Of a query's answer that are worked out for one screen."""
 _SECTIONS = 4
 """Of a program's first page, on one screen."""
 _File = Annotated[
     Path,
     typer.Argument(help=f"A trace: {suffixes('read')}; the content says which."),
 ]
+_Write = Annotated[bool, typer.Option("--write", help="Let the query read and write files.")]
 
 
 @app.command("view")
@@ -180,7 +182,8 @@ def sql_command(
     query: Annotated[
         str, typer.Argument(help="Of spans, edges, launches, waits, parts, findings; times in ns.")
     ],
-    every: All = False,  # noqa: FBT002 - typer's form of a flag
+    write: _Write = False,  # noqa: FBT002 - typer's form of a flag
+    every: All = False,  # noqa: FBT002 - as above
     as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
     """Answer a question to a trace in SQL, by DuckDB.
@@ -190,13 +193,18 @@ def sql_command(
     gpuscope sql run.parquet "DESCRIBE waits"
     """
     trace = load_trace(file)
-    rows = trace.sql(query).to_arrow_table().to_pylist()
     if as_json:
-        terminal.say_json(json.loads(json.dumps(rows, default=str)))  # dates and decimals as texts
+        terminal.say_json(sql.plain(sql.rows(sql.query(trace, query, write=write))))
         return
+    most = None if every else _ROWS + 1  # one more tells that there are more
+    rows = sql.rows(sql.query(trace, query, write=write, most=most))
+    shown = rows if every else rows[:_ROWS]
+    how_many = counted({"rows": len(shown)})
+    if len(shown) < len(rows):
+        how_many = f"more than {how_many}"
     screen = Screen(every=every)
-    screen.table("rows", rows)
-    screen.show(f"{counted({'rows': len(rows)})}; {trace.provenance}")
+    screen.table("rows", shown)
+    screen.show(f"{how_many}; {trace.provenance}")
 
 
 @app.command("why")

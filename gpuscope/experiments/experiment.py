@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, NonNegativeInt, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from gpuscope import _foreign
 from gpuscope._checks import door, given
 from gpuscope._optional import require
 from gpuscope.device.sizes import Rounding
@@ -40,6 +39,21 @@ def _device_name(name: str) -> str:
 
 DeviceName = Annotated[str, AfterValidator(_device_name)]
 Color = Annotated[str, Field(pattern=r"^#[0-9A-Fa-f]{6}$")]
+
+
+def fields_of(text: str) -> dict[str, Any]:
+    """Return what a TOML text says.
+
+    Raises
+    ------
+    InvalidExperiment
+        It is not TOML.
+    """
+    try:
+        fields: dict[str, Any] = _foreign.loads(text, "TOML", _foreign.WRITTEN_BYTES)
+    except _foreign.Malformed as error:
+        raise InvalidExperiment(f"this is not TOML: {error}") from error
+    return fields
 
 
 class Experiment(ExtendedModel):
@@ -146,10 +160,7 @@ class Experiment(ExtendedModel):
         InvalidExperiment
             It is not TOML, or the experiment is invalid.
         """
-        try:
-            return cls.from_dict(tomllib.loads(text))
-        except tomllib.TOMLDecodeError as error:
-            raise InvalidExperiment(f"this is not TOML: {error}") from error
+        return cls.from_dict(fields_of(text))
 
     @classmethod
     @door("path")
@@ -164,19 +175,16 @@ class Experiment(ExtendedModel):
             It cannot be read.
         """
         source = Path(path)
+        form: _foreign.Form = "JSON" if source.suffix == ".json" else "TOML"
         try:
-            text = source.read_text("utf-8")
-        except (OSError, ValueError) as error:
-            why = f"{(isinstance(error, OSError) and error.strerror) or error}. Check the path"
-            if isinstance(error, UnicodeDecodeError):
-                why = f"it is not UTF-8 text ({error}). Save it as UTF-8"
-            raise GpuscopeError(f"cannot read experiment {source.name!r}: {why}") from error
-        refusals.check_size(source.name, text)
-        form, loads = ("JSON", json.loads) if source.suffix == ".json" else ("TOML", tomllib.loads)
-        try:
-            data = loads(text)
-        except (ValueError, RecursionError) as error:
+            data = _foreign.load(source, form, _foreign.WRITTEN_BYTES)
+        except _foreign.Malformed as error:
             raise InvalidExperiment(f"{source.name!r} is not {form}: {error}") from error
+        except (OSError, ValueError) as error:
+            why = (isinstance(error, OSError) and error.strerror) or error
+            raise GpuscopeError(
+                f"cannot read experiment {source.name!r}: {why}. Check the path"
+            ) from error
         if not isinstance(data, dict):
             raise InvalidExperiment(f"{source.name!r} holds no table of fields")
         return cls.from_dict(data)

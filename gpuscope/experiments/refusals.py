@@ -28,22 +28,10 @@ def refuse(path: Place, words: str) -> NoReturn:
     raise InvalidExperiment(clean(f"{where}: {words}"), {path: words})
 
 
-_LONGEST = 1 << 20
-_MOST_DOTS = 1000
 _DEEPEST = 20
 _LARGEST = (1 << 63) - 1
 _LARGEST_ARG = 10**300
 """Of an argument of a function of the user's."""
-
-
-def check_size(name: str, text: str) -> None:
-    """Refuse what takes a parser minutes: tomllib looks at a key's parts over and over."""
-    dots = max((line.count(".") for line in text.splitlines()), default=0)
-    if len(text) > _LONGEST or dots > _MOST_DOTS:
-        raise InvalidExperiment(
-            f"{name!r} is no experiment: {len(text):,} characters, and {dots:,} dots on one line, "
-            f"where {_LONGEST:,} and {_MOST_DOTS:,} are more than enough"
-        )
 
 
 def check_plain(fields: Mapping[str, object]) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpuscope import _foreign
 from gpuscope.errors import GpuscopeError
 from gpuscope.experiments.recorded import JOURNAL, Facts
 from gpuscope.record.cupti.journal import JournalReader
@@ -33,8 +34,8 @@ def read_facts(folder: Path) -> tuple[dict[Path, Facts], list[Path]]:
     unreadable: list[Path] = []
     for path in sorted(folder.glob("*.json"), key=lambda path: path.name):
         try:
-            every[path] = msgspec.json.decode(path.read_bytes(), type=Facts)
-        except (OSError, msgspec.MsgspecError, RecursionError):
+            every[path] = msgspec.convert(_foreign.load(path), Facts)
+        except (OSError, ValueError):
             unreadable.append(path)
     return every, unreadable
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from gpuscope import _foreign
 from gpuscope._files import write_text
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.judging.budget import Limit
@@ -40,8 +41,8 @@ class Baseline(msgspec.Struct, frozen=True):
             It cannot be read, or is no baseline.
         """
         try:
-            baseline = msgspec.json.decode(path.read_bytes(), type=cls)
-        except msgspec.MsgspecError as error:
+            baseline = msgspec.convert(_foreign.load(path), cls)
+        except (_foreign.Malformed, msgspec.MsgspecError) as error:
             raise GpuscopeError(f"{path.name!r} is no baseline: {error}") from error
         except (OSError, ValueError) as error:
             raise GpuscopeError(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuscope import _foreign
 from gpuscope._checks import closest, door, given
 from gpuscope._columns import COMPARED, PROGRAM, TOGETHER, Column
 from gpuscope._limits import Sign, limit_of, worse_of
@@ -99,7 +99,7 @@ class Budget:
         """
         source = Path(path)
         try:
-            text = source.read_text("utf-8")
+            text = _foreign.decoded(_foreign.read_bytes(source, _foreign.WRITTEN_BYTES))
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error
             raise GpuscopeError(f"cannot read budget {source.name!r}: {why}") from error
@@ -116,8 +116,8 @@ class Budget:
             It is no TOML, or a key or limit is none.
         """
         try:
-            data = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
+            data = _foreign.loads(text, "TOML", _foreign.WRITTEN_BYTES)
+        except _foreign.Malformed as error:
             raise InvalidArgument(f"this budget is not TOML: {error}") from error
         settings, limits, stored = (data.pop(key, {}) for key in ("settings", "limits", "baseline"))
         for name, table in (("settings", settings), ("limits", limits), ("baseline", stored)):

@@ -10,6 +10,7 @@ from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpuscope import _foreign
 from gpuscope._checks import door
 from gpuscope._files import make_empty_folder, write_text
 from gpuscope.errors import NotFound, TraceFormatError
@@ -109,7 +110,7 @@ def _copy(book: Path, names: Container[str], counts: Counter[str]) -> str:
         cells = read_cells(book)
     except TraceFormatError as error:
         raise TraceFormatError(f"the lesson {book.name!r} cannot be given out: {error}") from error
-    notebook = json.loads(book.read_bytes())
+    notebook = _foreign.load(book)
     kept = []
     for raw, cell in zip(notebook["cells"], cells, strict=True):
         if HELD in cell.tags:

@@ -11,13 +11,12 @@ from typing import Any
 
 import msgspec
 
+from gpuscope import _foreign
 from gpuscope.errors import TraceFormatError
 from gpuscope.learn.outcome import RESULTS, Result
 
 ASKS = {"predict": "prediction", "check": "exercise", "quiz": "quiz"}
 """Method of a lesson → kind of what it asks."""
-_MOST_BYTES = 100_000_000
-"""Of a notebook; a lesson with all its figures has some 5 MB."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,11 @@ def read_cells(path: Path) -> list[Cell]:
         raise TraceFormatError(f"it cannot be read ({type(error).__name__})") from error
     if not is_file:  # a pipe or a device has no end
         raise TraceFormatError("it is no file")
-    if size > _MOST_BYTES:
-        raise TraceFormatError(f"it has more than {_MOST_BYTES:,} bytes: clear its outputs")
+    if size > _foreign.MADE_BYTES:
+        raise TraceFormatError(f"it has more than {_foreign.MADE_BYTES:,} bytes: clear its outputs")
     try:
-        return list(map(_cell, msgspec.json.decode(path.read_bytes())["cells"]))
-    except (OSError, ValueError, LookupError, TypeError, RecursionError) as error:
+        return list(map(_cell, _foreign.load(path)["cells"]))
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise TraceFormatError(f"it is no notebook of Jupyter ({type(error).__name__})") from error
 
 

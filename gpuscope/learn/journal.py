@@ -14,6 +14,7 @@ from types import TracebackType
 
 import msgspec
 
+from gpuscope import _foreign
 from gpuscope.errors import GpuscopeError
 from gpuscope.learn.grades import Grade
 
@@ -80,7 +81,7 @@ class Journal:
         self._file.seek(0)
         for line in self._file:
             with suppress(ValueError):  # a run was killed while it wrote it
-                entry = msgspec.json.decode(line, type=Entry)
+                entry = msgspec.convert(_foreign.loads(line), Entry)
                 self._entries[entry.notebook] = entry
         if self._file.tell() and not line.endswith(b"\n"):
             self._file.write(b"\n")

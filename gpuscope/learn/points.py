@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from gpuscope import _foreign
 from gpuscope._checks import closest, door, given
 from gpuscope.errors import InvalidArgument, NotFound
 
@@ -51,7 +51,7 @@ class Points:
         """
         name = Path(path).name
         try:
-            raw = tomllib.loads(Path(path).read_text("utf-8"))
+            raw = _foreign.load(Path(path), "TOML", _foreign.WRITTEN_BYTES)
         except OSError as error:
             raise NotFound(f"cannot read the points {name!r}: {error.strerror}") from error
         except ValueError as error:

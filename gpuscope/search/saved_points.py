@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from gpuscope import _foreign
 from gpuscope._checks import given
 from gpuscope._text import clean
 from gpuscope.analysis.settings import COLUMNS
@@ -191,7 +192,7 @@ def saved(folder: Path, prefix: str) -> Saved | None:
 
 
 def _facts(schema: pa.Schema) -> Facts:
-    facts = msgspec.convert(json.loads(schema.metadata[_KEY]), Facts)
+    facts = msgspec.convert(_foreign.loads(schema.metadata[_KEY]), Facts)
     if set(facts["order"]) != set(facts["parameters"]):
         raise ValueError("its parameters are in no order")
     return facts

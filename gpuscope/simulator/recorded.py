@@ -168,7 +168,7 @@ def _target(payload: str | None) -> int | None:
     """Return the SM count that a product's handle tells the library; 0 for none."""
     try:
         target = json.loads(payload or "null")["sm_count_target"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
     return target if type(target) is int and target > 0 else 0
 

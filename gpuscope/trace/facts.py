@@ -29,7 +29,7 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
         """Return what the payload of a row tells; ``None`` if it is of something else."""
         try:
             return msgspec.json.decode(payload or "", type=cls)
-        except (msgspec.DecodeError, UnicodeEncodeError):
+        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
             return None
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
+from gpuscope import _foreign
 from gpuscope.errors import GpuscopeError
 from gpuscope.trace.model import Trace
 from gpuscope.trace.store import read_parquet
@@ -36,8 +36,8 @@ def load_run(folder: Path) -> dict[str, Trace]:
 def trace_names(folder: Path) -> list[str]:
     """Return the names of the traces that the folder's comparison is of; none without it."""
     try:
-        facts = json.loads((folder / COMPARISON).read_text("utf-8"))
-    except (OSError, ValueError, RecursionError):
+        facts = _foreign.load(folder / COMPARISON)
+    except (OSError, ValueError):
         return []
     if not isinstance(facts, dict):
         return []

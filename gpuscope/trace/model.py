@@ -23,7 +23,7 @@ from gpuscope.trace.combining import ONE_CLOCK, combined
 from gpuscope.trace.gpu_states import state_words
 from gpuscope.trace.metadata import TraceMetadata
 
-_QUERIES: Plugins[Callable[[Trace, str], Any]] = Plugins("gpuscope.queries", "query")
+_QUERIES: Plugins[Callable[..., Any]] = Plugins("gpuscope.queries", "query")
 _NO_KERNELS = ("nvtx", "nvml", "host")
 """Sources that time no work of a GPU."""
 
@@ -277,20 +277,28 @@ class Trace:
         frame.attrs["gpuscope"] = self.metadata.to_json()
         return frame
 
-    def sql(self, query: str) -> Any:
+    def sql(self, query: str, *, write: bool = False) -> Any:
         """Answer a query in DuckDB's SQL: of spans, edges, launches, waits, parts, findings.
+
+        Parameters
+        ----------
+        write
+            Whether it may read and write files and change DuckDB's settings. Else it reads
+            this trace alone.
 
         Returns
         -------
         duckdb.DuckDBPyRelation
-            Shows itself as a table; ``.fetchall()``, ``.df()``, ``.arrow()``, ``.pl()`` give rows.
+            The rows, worked out once and held in memory. Shows itself as a table;
+            ``.fetchall()``, ``.df()``, ``.arrow()``, ``.pl()`` give them.
 
         Raises
         ------
         MissingDependency
             DuckDB is not installed.
         InvalidArgument
-            The query is no SQL, or names what there is not.
+            The query is no SQL, fails on a row, names what there is not, takes too much memory,
+            or needs ``write``.
 
         Examples
         --------
@@ -300,7 +308,7 @@ class Trace:
         [(18,)]
         """
         require_kind("query", query, str)
-        return _QUERIES.usable()["sql"](self, query)
+        return _QUERIES.usable()["sql"](self, query, write=write)
 
     def with_metadata(self, **changes: Any) -> Trace:
         """Return the same rows with changed metadata.

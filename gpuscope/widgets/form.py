@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from gpuscope.device.carve import CarvePlan
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidPartition
-from gpuscope.experiments.experiment import Experiment
+from gpuscope.experiments.experiment import Experiment, fields_of
 from gpuscope.experiments.setting import ResolvedSetting
 from gpuscope.timeline.style import colours_of
 from gpuscope.timeline.text import clean
@@ -142,7 +141,7 @@ class Form:
             That is no experiment any more.
         """
         with self._lock:
-            self.load(Experiment.from_dict(_merged(self.described(), tomllib.loads(code))))
+            self.load(Experiment.from_dict(_merged(self.described(), fields_of(code))))
 
     def _granted(self, setting: ResolvedSetting) -> Mapping[str, int | str]:
         """Return counts rounded as the setting says; those that cannot be had as they are."""

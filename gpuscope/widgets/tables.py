@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterable, Mapping
 
+from gpuscope import _foreign
 from gpuscope.analysis.settings import driven_by_requests
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.setting import StreamSpec
@@ -349,11 +350,11 @@ def _structured() -> set[str]:
     }
 
 
-def _structure(text: str) -> object:
+def _structure(text: object) -> object:
     """Read JSON; what is none is left for the experiment to refuse."""
     try:
-        return json.loads(text)
-    except (TypeError, ValueError):
+        return _foreign.loads(text) if isinstance(text, str) else text
+    except _foreign.Malformed:
         return text
 
 

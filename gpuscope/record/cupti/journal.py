@@ -250,7 +250,7 @@ class JournalReader:
                 if self._at:
                     file.seek(0)
                     _, self._missing, _ = _HEADER.unpack(file.read(_HEADER.size))
-        except (OSError, ValueError, KeyError, msgspec.MsgspecError) as error:
+        except (OSError, ValueError, KeyError, RecursionError) as error:
             raise TraceFormatError(
                 f"the journal {self.path.name!r} cannot be read: {error}"
             ) from error

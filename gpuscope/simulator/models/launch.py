@@ -47,7 +47,7 @@ class Launch:
                 int(facts.get("shared_memory") or 0),
                 max(1, math.prod(map(int, facts.get("cluster") or [1]))),
             )
-        except (ValueError, TypeError, KeyError, AttributeError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             return None
 
     @cached_property

@@ -27,16 +27,18 @@ def carried_over(tables: dict[str, Any]) -> dict[str, Any]:
     return {"copy": {**tables["copy"], **cached}, "rows": other["rows"], "memory": memory}
 
 
-def upgraded(text: str | bytes) -> str | bytes:
+def upgraded(tables: Any) -> object:
     """Return a profile of schema 5 as one of schema 6; whatever else it is, as it is."""
     try:
-        tables = json.loads(text)
         if tables["schema"] != 5:
-            return text
-        constants, measured = tables["constants"], tables["measured"]
+            return tables
+        constants = dict(tables["constants"])
         returns = constants.pop("return_call_ns")
         constants |= {"launch_return_ns": returns, "gemm_return_ns": returns}
-        measured["source"] += "; its cache and how memory slows kernels: as in sim:h100"
-        return json.dumps(tables | carried_over(tables) | {"schema": 6})
+        source = tables["measured"]["source"]
+        source += "; its cache and how memory slows kernels: as in sim:h100"
+        measured = {**tables["measured"], "source": source}
+        changed = {"constants": constants, "measured": measured, "schema": 6}
+        return {**tables, **carried_over(tables), **changed}
     except (ValueError, TypeError, KeyError, AttributeError):  # whoever reads it says what is wrong
-        return text
+        return tables

@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 
 import numpy as np
 
+from gpuscope import _foreign
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import Dtype
@@ -119,7 +120,7 @@ class Profile:
             It does not validate; names each field that is wrong.
         """
         try:
-            text = path.read_bytes()
+            text = _foreign.read_bytes(path, _foreign.MADE_BYTES)
         except (OSError, ValueError) as error:
             message = f"no GPU profile can be read from {str(path)!r}: {error}"
             raise DeviceUnavailable(message) from error

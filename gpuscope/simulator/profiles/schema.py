@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Literal, Self
 
 from pydantic import AliasChoices, Field, ValidationError, field_validator
 from pydantic_core import ErrorDetails
 
+from gpuscope import _foreign
 from gpuscope._text import clean
 from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import DTYPES, Dtype
@@ -393,13 +395,14 @@ class ProfileFile(Part):
             It is not one; a line for each field that is wrong, by its path.
         """
         try:
-            return cls.model_validate_json(upgraded(text))
+            return cls.model_validate_json(json.dumps(upgraded(_foreign.loads(text))))
+        except _foreign.Malformed as error:
+            lines = [f"  the file: {error}"]
         except ValidationError as error:
             lines = [f"  {_explain(details)}" for details in error.errors(include_url=False)]
-            raise InvalidProfile(
-                f"{where} is not a GPU profile of schema 6 (docs/gpu_profile.md):\n"
-                + "\n".join(lines)
-            ) from None
+        raise InvalidProfile(
+            f"{where} is not a GPU profile of schema 6 (docs/gpu_profile.md):\n" + "\n".join(lines)
+        )
 
 
 def _explain(error: ErrorDetails) -> str:

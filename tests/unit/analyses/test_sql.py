@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -165,7 +167,171 @@ def test_without_duckdb_the_extra_is_named(trace, monkeypatch):
         trace.sql("FROM spans")
 
 
-def test_the_command_prints_rows_and_json(trace, tmp_path, monkeypatch, capsys):
+# What a query does
+
+
+def test_a_query_that_names_a_made_view_runs_once(trace):
+    """Its statements, too: the table has one row."""
+    [(count,)] = trace.sql(
+        "CREATE TABLE IF NOT EXISTS x (n INT); INSERT INTO x VALUES (1);"
+        "SELECT count(*) FROM x WHERE (SELECT count(*) FROM findings) >= 0"
+    ).fetchall()
+    assert count == 1
+
+
+def test_rows_are_worked_out_once(trace):
+    """Asked twice, a random number is the same."""
+    answer = trace.sql("SELECT random() AS x FROM spans")
+    assert answer.fetchall() == answer.fetchall()
+
+
+@pytest.mark.parametrize(
+    "query", ["SELECT name::INT FROM spans", "SELECT id + 9223372036854775807 FROM spans"]
+)
+def test_what_fails_on_a_row_is_refused(trace, query):
+    with pytest.raises(InvalidArgument):
+        trace.sql(query)
+
+
+def test_columns_of_one_name_are_told_apart(trace):
+    query = "SELECT one.id, two.id, 3 AS id_1, 4 AS ID FROM spans AS one, spans AS two LIMIT 1"
+    answer = trace.sql(query)
+    assert answer.columns == ["id", "id_1", "id_1_1", "ID_2"]
+    (row,) = sql.rows(answer)
+    assert list(row.values())[2:] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("query", "row"),
+    [
+        ("WITH findings AS (SELECT 5 AS n) FROM findings", (5,)),
+        ('WITH "Spans" AS (SELECT 5 AS n) FROM spans', (5,)),
+        ("SELECT 'findings' AS n", ("findings",)),
+        ("SELECT 1 AS n -- FROM parts", (1,)),
+        ('SELECT count(*) >= 0 AS n FROM "FINDINGS"', (True,)),
+        ("SELECT count(*) >= 0 AS n FROM query_table('findings')", (True,)),
+        ("SELECT 1 AS n; /* ; */ SELECT 2 AS n;", (2,)),
+    ],
+)
+def test_names_of_views_mean_what_sql_means(trace, query, row):
+    assert trace.sql(query).fetchall() == [row]
+
+
+def test_show_tables_lists_those_of_the_trace(trace):
+    listed = [name for (name,) in trace.sql("SHOW TABLES").fetchall()]
+    assert sorted(listed) == ["edges", "launches", "spans", "waits"]
+
+
+@pytest.mark.parametrize("name", ["spans", "edges", *sql.VIEWS, *sql.MADE])
+def test_no_table_takes_the_place_of_one(trace, name):
+    for what in ("TABLE", "OR REPLACE TABLE"):
+        with pytest.raises(InvalidArgument):
+            trace.sql(f"CREATE {what} {name} (n INT)")
+
+
+@pytest.mark.parametrize("query", ["", "  ;; ", "-- nothing", "/* nothing */"])
+def test_an_empty_query_is_refused(trace, query):
+    with pytest.raises(InvalidArgument, match="empty"):
+        trace.sql(query)
+
+
+@pytest.mark.parametrize("query", ["SELECT '\ud800'", "SELECT 1 \0 2", "(" * 100_000, "SELECT ?"])
+def test_no_text_ends_in_another_error(trace, query):
+    with pytest.raises(InvalidArgument):
+        trace.sql(query)
+
+
+# What it may do
+
+REFUSED = [
+    "COPY (SELECT 2 AS n) TO 'there.csv'",
+    "COPY (SELECT 2 AS n) TO 'new.csv'",
+    "EXPLAIN ANALYZE COPY (SELECT 2 AS n) TO 'new.csv'",
+    "EXPORT DATABASE 'new'",
+    "IMPORT DATABASE 'old'",
+    "ATTACH 'new.db'",
+    "CALL enable_logging('QueryLog', storage = 'file', storage_config = {'path': 'new'})",
+    "FROM read_csv('there.csv')",
+    "FROM 'there.csv'",
+    "FROM read_text('there.csv')",
+    "FROM read_blob('there.csv')",
+    "FROM sniff_csv('there.csv')",
+    "FROM glob('*')",
+    "CREATE MACRO look() AS TABLE FROM read_text('there.csv'); FROM look()",
+    "FROM read_csv('https://127.0.0.1:1/a.csv')",
+    "INSTALL httpfs",
+    "LOAD httpfs",
+    "SET threads = 1",
+    "RESET threads",
+    "SET enable_external_access = true",
+    "SET lock_configuration = false",
+    "SET allowed_paths = ['there.csv']",
+    "SET temp_directory = 'new'",
+    "PRAGMA threads = 1",
+    "CREATE PERSISTENT SECRET s (TYPE s3)",
+]
+
+
+@pytest.mark.parametrize("query", REFUSED)
+def test_a_query_has_no_files_and_no_settings(trace, tmp_path, monkeypatch, query):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there.csv").write_text("n\n1\n")
+    with pytest.raises(InvalidArgument, match=r"--write.*write=True"):
+        trace.sql(query)
+    assert [path.name for path in tmp_path.iterdir()] == ["there.csv"]
+    assert (tmp_path / "there.csv").read_text() == "n\n1\n"
+
+
+def test_our_variables_are_no_tables(trace):
+    for name in ("tables", "trace", "connection", "text"):
+        with pytest.raises(InvalidArgument, match="spans, edges"):
+            trace.sql(f"FROM {name}")
+
+
+def test_a_query_that_may_write_reads_and_writes(trace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    trace.sql("COPY (SELECT count(*) AS n FROM findings) TO 'new.csv'", write=True)
+    [(count,)] = trace.sql("FROM 'new.csv'", write=True).fetchall()
+    assert count == len(gs.findings(trace).findings)
+    trace.sql("SET threads = 1", write=True)
+
+
+def test_memory_has_a_limit_and_nothing_spills(trace, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sql._OWN, "memory_limit", "50MB")
+    with pytest.raises(InvalidArgument, match="memory"):
+        trace.sql("SELECT range AS n, hash(range) AS h FROM range(1000000000)")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupt_ends_a_query_without_end(trace):
+    """Of a process of its own, whose main thread takes the signal."""
+    program = """if True:
+        import os, signal, threading
+        import gpuscope as gs
+        from gpuscope.analyses import sql
+        run = sql._interruptibly
+        def begun(run_query, interrupt):
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            return run(run_query, interrupt)
+        sql._interruptibly = begun
+        endless = "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) FROM t"
+        try:
+            gs.learn.case("A").trace.sql(f"SELECT count(*) FROM ({endless})")
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert ended.stdout.strip() == "interrupted"
+
+
+# The command
+
+
+@pytest.fixture
+def run(trace, tmp_path, monkeypatch, capsys):
     path = tmp_path / "a.parquet"
     save_trace(trace, path)
 
@@ -175,9 +341,79 @@ def test_the_command_prints_rows_and_json(trace, tmp_path, monkeypatch, capsys):
             main()
         return ended.value.code, capsys.readouterr()
 
+    return run
+
+
+def strictly(text):
+    """Read JSON, in which NaN is none."""
+
+    def refuse(name):
+        raise AssertionError(name)
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def test_the_command_prints_rows_and_json(run):
     query = "SELECT name, count(*)::DECIMAL AS n FROM launches WHERE kind = 'kernel' GROUP BY ALL"
     status, written = run(query)
     assert not status
     assert "spin" in written.out
     status, written = run(query, "--json")
     assert '"n": "3.000"' in written.out
+
+
+def test_json_has_what_json_holds(run):
+    status, written = run(
+        "SELECT 'nan'::DOUBLE AS a, ['inf'::FLOAT, 1] AS b, {'c': '-inf'::DOUBLE} AS d, "
+        "DATE '2020-01-02' AS e, MAP {DATE '2020-01-02': 1} AS f, 2::HUGEINT AS g, "
+        "1.50::DECIMAL(4, 2) AS h, 1 AS a, 'infinity'::DATE AS i, DATE '5877642-06-25 (BC)' AS j",
+        "--json",
+    )
+    assert not status
+    assert strictly(written.out) == [
+        {
+            "a": None,
+            "b": [None, 1],
+            "d": {"c": None},
+            "e": "2020-01-02",
+            "f": {"2020-01-02": 1},
+            "g": 2,
+            "h": "1.50",
+            "a_1": 1,
+            "i": "9999-12-31",
+            "j": "5877642-06-25 (BC)",
+        }
+    ]
+
+
+def test_what_python_lacks_is_refused(run):
+    status, written = run("SELECT INTERVAL '100000000 years'", "--json")
+    assert status
+    assert "VARCHAR" in written.err
+    assert "Traceback" not in written.err
+
+
+def test_a_screen_takes_as_many_rows_as_it_says(run, monkeypatch):
+    """An answer of 10 trillion rows is not worked out for it."""
+    asked = []
+    rows = sql.rows
+
+    def count(answer):
+        asked.append(answer.shape[0])
+        return rows(answer)
+
+    monkeypatch.setattr(sql, "rows", count)
+    status, written = run("SELECT range + 1 AS n FROM range(10000000000000)")
+    assert not status
+    assert asked == [10_001]
+    assert "more than 10,000 rows" in written.out
+
+
+def test_only_with_write_the_command_reads_files(run, tmp_path):
+    (tmp_path / "b.csv").write_text("n\n17\n")
+    query = f"FROM read_csv('{tmp_path / 'b.csv'}')"
+    status, written = run(query)
+    assert status
+    assert "--write" in written.err
+    status, written = run(query, "--write", "--json")
+    assert strictly(written.out) == [{"n": 17}]

@@ -5,10 +5,10 @@ Run as a script, this file is the first code of that process.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
 import os
+import pkgutil
 import sys
 
 
@@ -38,11 +38,11 @@ def command(entry: str, *arguments: str) -> list[str]:
 def main() -> None:
     """Call what :func:`command` names."""
     folders = json.loads(sys.argv.pop(1))
-    module_name, _, function = sys.argv.pop(1).partition(":")
+    entry = sys.argv.pop(1)
     sys.argv[0] = "gpuscope"
     sys.path += folders  # for packages that only a program's own folders hold
     _load_package()
-    call = getattr(importlib.import_module(module_name), function)
+    call = pkgutil.resolve_name(entry)
     sys.path[:] = folders
     call()
 

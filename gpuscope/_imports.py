@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
+
+
+class _OfThread(threading.local):
+    """In how many blocks a thread is; no other thread of a forked process has its count."""
+
+    blocks = 0
 
 
 class EarlyImports:
@@ -21,20 +26,16 @@ class EarlyImports:
 
     def __init__(self) -> None:
         self._folders = [*sys.path]
-        self._blocks: Counter[int] = Counter()
-        """How many blocks each thread is in."""
+        self._of_thread = _OfThread()
 
     @contextmanager
     def block(self) -> Iterator[None]:
         """Apply to this thread until the block ends."""
-        thread = threading.get_ident()
-        self._blocks[thread] += 1
+        self._of_thread.blocks += 1
         try:
             yield
         finally:
-            self._blocks[thread] -= 1
-            if not self._blocks[thread]:
-                del self._blocks[thread]
+            self._of_thread.blocks -= 1
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -46,7 +47,7 @@ class EarlyImports:
         ModuleNotFoundError
             Only the program's folders have one of that name.
         """
-        if path is not None or threading.get_ident() not in self._blocks:
+        if path is not None or not self._of_thread.blocks:
             return None
         for finder in sys.meta_path:
             if finder is self:

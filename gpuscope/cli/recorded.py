@@ -84,12 +84,12 @@ def publish(wanted: Wanted) -> bool:
         complain(f"gpuscope: the program removed {work}: what was recorded is lost")
         return False
     running = _running(wanted.order)
-    every, unreadable = read_facts(work)
+    facts_of_file, unreadable = read_facts(work)
     done: list[Path] = []
     ours: list[Path] = []
     lacking: dict[int, str] = {}
     has_traces = False
-    for path, facts in every.items():
+    for path, facts in facts_of_file.items():
         who = f"process {facts.pid} ({facts.name})"
         for note in facts.notes:
             complain(f"gpuscope: {who}: {note}")

@@ -249,7 +249,9 @@ class Team:
             except Exception as error:  # as executors raise once they are shut down or broken
                 if not (isinstance(error, RuntimeError) or _has_ended(self.executor)):
                     raise
-                raise _refused(self.executor, error) from error
+                raise WorkerLost(
+                    _GONE if _has_ended(self.executor) else f"it takes no more jobs: {error}"
+                ) from error
             futures[future] = key
             future.add_done_callback(ended.put)
 
@@ -315,13 +317,6 @@ class Team:
                 "sweep by a reference"
             )
         return outcome
-
-
-def _refused(executor: Executor, error: Exception) -> WorkerLost:
-    """Return what to raise where an executor does not take a job."""
-    if _has_ended(executor):
-        return WorkerLost(_GONE)
-    return WorkerLost(f"the executor takes no more jobs: {error}")
 
 
 def _has_ended(executor: Executor) -> bool:

@@ -255,8 +255,8 @@ def _result(
             if gpu not in {speed.gpu for speed in speeds}
         ]
     unmeasured = [number for number in wanted if number not in finished]
-    told = points.select(["number", "error"]).to_pylist() if unmeasured else []
-    reasons = [row["error"] for row in told if row["number"] in unmeasured and row["error"]]
+    errors = points.select(["number", "error"]).to_pylist() if unmeasured else []
+    reasons = [row["error"] for row in errors if row["number"] in unmeasured and row["error"]]
     return SweepResult(
         points=points,
         experiment=facts["experiment"],

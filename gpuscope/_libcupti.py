@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 from pathlib import Path
 
-from gpuscope._optional import require
+from gpuscope._optional import is_installed, require
 from gpuscope.errors import CapabilityError, GpuscopeError, MissingDependency
 
 NVTX_INJECTION = "NVTX_INJECTION64_PATH"
@@ -58,7 +57,7 @@ def arrange_nvtx() -> None:
     Does nothing where the variable is set already (Nsight Systems sets it) or where CUPTI is
     not installed. Loads libcupti, and records nothing.
     """
-    if NVTX_INJECTION in os.environ or importlib.util.find_spec("cupti") is None:
+    if NVTX_INJECTION in os.environ or not is_installed("cupti"):
         return
     with contextlib.suppress(GpuscopeError):  # profile() says what is missing
         os.environ[NVTX_INJECTION] = str(library_path())

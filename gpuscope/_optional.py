@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -27,6 +29,16 @@ def how_to_install(*extras: str) -> str:
 
 
 _CUDA_EXTRAS = f"{how_to_install('cuda13')} (with a driver older than 580: 'gpuscope[cuda12]')"
+
+
+def is_installed(module: str) -> bool:
+    """Whether a module can be imported, by what finds it."""
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # of its package, or nothing but a file of a recorded program's
+        return False
 
 
 def require(

@@ -306,7 +306,10 @@ class SweepResult(Result):
     parameters
         Path → values.
     stopped
-        Whether it was stopped before every point was finished.
+        Whether it ended before every point was finished.
+    unmeasured, why_unmeasured
+        How many points were not finished, and what the first of them says, if anything: its run was
+        stopped, or its worker lost.
     speeds
         Of a reference on each GPU. With them ``table`` has times × and rates ÷ the GPU's relative
         speed, which stands in its column ``speed``: as if the first GPU had run all points. Rates
@@ -318,6 +321,8 @@ class SweepResult(Result):
     parameters: Mapping[str, tuple[Any, ...]]
     stopped: bool
     speeds: tuple[Speed, ...] = ()
+    unmeasured: int = 0
+    why_unmeasured: str = ""
 
     @property
     def columns(self) -> list[str]:

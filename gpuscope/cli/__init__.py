@@ -9,8 +9,8 @@ from gpuscope._text import clean_lines
 from gpuscope.errors import GpuscopeError
 
 FAILED, BAD_USAGE = 1, 2
-"""Exit codes: what was judged does not hold, or a run was stopped; a wrong call or another error.
-Of what is judged, 3 says that it cannot be told."""
+"""Exit codes: what was judged does not hold, or less was done than was asked for; a wrong call or
+another error. Of what is judged, 3 says that it cannot be told."""
 
 
 def main() -> None:

@@ -26,6 +26,7 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.experiments import nsight
 from gpuscope.experiments.execution import run as run_experiment
 from gpuscope.experiments.experiment import Experiment
+from gpuscope.experiments.refusals import listed
 from gpuscope.judging.told import of_forecast
 from gpuscope.report import html_report, trace_report
 from gpuscope.report.run import checked_report
@@ -138,11 +139,17 @@ def _run_under_nsys(experiment: Experiment, device: str, out: Path, *, as_json: 
         spans = None if trace is None else len(trace)
         files = [str(path) for path in written]
         terminal.say_json({"experiment": experiment.name, "spans": spans, "files": files})
-        return
-    screen = Screen(every=True)
-    if trace is not None:
-        screen.find(repr(trace))
-    screen.show("", written)
+    else:
+        screen = Screen(every=True)
+        if trace is not None:
+            screen.find(repr(trace))
+        screen.show("", written)
+    if trace is None:
+        terminal.complain(
+            "gpuscope: of the report and the trace there is only the .nsys-rep: gpuscope view "
+            "reads it where its import works"
+        )
+        raise typer.Exit(FAILED)
 
 
 @app.command("kinds")
@@ -171,8 +178,11 @@ def kinds_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's form
             for spec in kinds().values()
         ]
         terminal.show_table("kinds of workloads", rows)
-    for words in broken_kinds():
+    broken = broken_kinds()
+    for words in broken:
         terminal.complain(words)
+    if broken:
+        raise typer.Exit(FAILED)
 
 
 @app.command("predict")
@@ -198,11 +208,18 @@ def predict_command(
     with terminal.run_bar(experiment.name) as view:
         result = run_experiment(experiment, target, viewer=view)
     written = write_run(result, out)
-    checked = None
+    checked, unmeasured = None, list[str]()
     if measured is not None:
         checked = check(result, measured)
+        unmeasured = [name for name in result if name not in measured]
         written.insert(0, checked_report(checked, out / _COMPARED))
     _tell(result, written, checked, every=every, as_json=as_json)
+    if unmeasured:
+        terminal.complain(
+            f"gpuscope: {against} holds no measurement of {listed(unmeasured)}: measure it, and "
+            "compare again"
+        )
+        raise typer.Exit(FAILED)
 
 
 def _check_folder(out: Path, experiment: Experiment, *others: str, replace: bool) -> None:

@@ -25,6 +25,7 @@ from gpuscope.judging.diffing import diff
 from gpuscope.judging.programs import Command
 from gpuscope.judging.targets import Given
 from gpuscope.judging.turns import Tell
+from gpuscope.judging.verdict import EXIT
 from gpuscope.report.run import compared_report
 from gpuscope.trace.store import save_trace
 
@@ -105,7 +106,8 @@ def diff_command(
         terminal.say_text(told.diff_markdown(result))
     else:
         _show_diff(result, written, every=every)
-    raise typer.Exit(verdict.exit_code)
+    was_stopped = result.turns is not None and result.turns.stopped
+    raise typer.Exit(verdict.exit_code or (EXIT["cannot tell"] if was_stopped else 0))
 
 
 def _written(result: DiffResult, folder: Path) -> list[Path]:

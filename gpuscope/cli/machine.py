@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import re
@@ -18,7 +17,7 @@ import typer
 
 from gpuscope import _nsys
 from gpuscope._libcupti import NVTX_INJECTION, arrange_nvtx, arranged
-from gpuscope._optional import how_to_install, require
+from gpuscope._optional import how_to_install, is_installed, require
 from gpuscope.cli import FAILED
 from gpuscope.cli.app import Json, app, say, say_json, show_check
 from gpuscope.device.device import Device
@@ -105,7 +104,7 @@ def lab_command(
     except (OSError, ValueError) as error:
         raise GpuscopeError(f"there is no {path.name!r}: name a folder or a notebook") from error
     require("jupyterlab", feature="gpuscope lab")
-    command = [sys.executable, "-m", "jupyterlab", str(path)]
+    command = [sys.executable, "-P", "-m", "jupyterlab", str(path)]
     if os.geteuid() == 0:
         command.append("--allow-root")
     raise typer.Exit(subprocess.run(command, check=False).returncode)  # noqa: S603 - our own
@@ -201,7 +200,7 @@ def _tool(name: str) -> _Seen:
 
 def _package(package: str, extra: str) -> _Seen:
     """Look whether a package is installed."""
-    if importlib.util.find_spec(package) is None:
+    if not is_installed(package):
         return "missing", how_to_install(extra)
     return "installed", ""
 

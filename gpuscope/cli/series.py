@@ -327,10 +327,11 @@ def _tell(
         say_json({**more, "stopped": result.stopped, "rows": result.rows(), "files": files})
     else:
         screen = Screen(every=every)
-        if result.stopped:
-            resumes = not isinstance(result, InterferenceResult)
-            hint = "; the same command goes on from there" if resumes else ""
-            words = f"stopped early: this is what was measured until then{hint}"
+        if result.stopped and not isinstance(result, SweepResult):  # which says that itself
+            goes_on = "; the same command goes on from there"
+            if isinstance(result, InterferenceResult):
+                goes_on = "; the same command measures all anew"
+            words = f"stopped early: this is what was measured until then{goes_on}"
             screen.find(words, style=STYLES["warning"])
         if isinstance(result, Tuning):
             _tuning_on(screen, result)
@@ -342,7 +343,10 @@ def _tell(
         else:
             _interference_on(screen, result)
         screen.show(result.provenance, written)
-    if result.stopped:
+    has_numbers = True
+    if isinstance(result, SweepResult):  # maybe the GPU can carve none of its points
+        has_numbers = not all(result.select(["error"]).column("error").to_pylist())
+    if result.stopped or not has_numbers:
         raise typer.Exit(FAILED)
 
 

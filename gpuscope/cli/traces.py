@@ -6,6 +6,7 @@ import contextlib
 import shlex
 import tempfile
 import webbrowser
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +17,7 @@ from gpuscope import telling
 from gpuscope._files import check_new
 from gpuscope._text import counted
 from gpuscope.analyses import FIRST, findings, known_analyses, problems, sql
+from gpuscope.analysis.result import Result
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
 from gpuscope.cli.app import All, Force, Json, app
@@ -256,7 +258,8 @@ def summary_command(
     to_act_on = findings(trace).findings
     asked = {known.name: known.ask(trace) for known in known_analyses()}
     answers = {name: answer for name, answer in asked.items() if answer}
-    for problem in problems():
+    broken = problems()
+    for problem in broken:
         terminal.complain(problem)
     if as_json:
         facts: dict[str, object] = {
@@ -270,7 +273,19 @@ def summary_command(
             },
         }
         terminal.say_json(facts)
-        return
+    else:
+        _show_summary(trace, to_act_on, answers, every=every)
+    if broken:
+        raise typer.Exit(FAILED)
+
+
+def _show_summary(
+    trace: Trace,
+    to_act_on: Sequence[telling.Finding],
+    answers: Mapping[str, str | Result],
+    *,
+    every: bool,
+) -> None:
     screen = Screen(every=every)
     screen.findings(("", finding) for finding in to_act_on)
     page = {known.name for known in FIRST} & answers.keys()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gpuscope import _nsys
+from gpuscope import _child, _nsys
 from gpuscope._checks import count, door, given
 from gpuscope._files import replacing
 from gpuscope.errors import (
@@ -27,19 +27,11 @@ from gpuscope.errors import (
     InvalidArgument,
     MissingDependency,
 )
+from gpuscope.experiments.execution import perform
 from gpuscope.experiments.experiment import Description, Experiment, as_experiment
 from gpuscope.formats.reading import load_trace
 from gpuscope.trace.model import Trace
 
-_PROGRAM = """
-import sys
-from gpuscope.errors import GpuscopeError
-from gpuscope.experiments.execution import perform
-try:
-    perform(sys.argv[1], sys.argv[2])
-except GpuscopeError as error:
-    sys.exit(str(error))
-"""
 _SUFFIXES = {"nsys": ".nsys-rep", "ncu": ".ncu-rep"}
 _OPTIONS = {
     "nsys": "profile --trace=cuda,nvtx --sample=none --cpuctxsw=none --cuda-graph-trace={graphs} "
@@ -170,7 +162,7 @@ def profile(
         description = folder / "experiment.json"
         description.write_text(json.dumps(described.to_dict()), "utf-8")
         made = folder / f"report{_SUFFIXES[tool]}"
-        run = (sys.executable, "-c", _PROGRAM, str(description), device)
+        run = _child.command(f"{__name__}:perform_described", str(description), device)
         graphs, to = "node" if graph_nodes else "graph", made.with_suffix("")
         values = {"made": to, "launches": launches, "graphs": graphs}
         options = (option.format_map(values) for option in _OPTIONS[tool].split())
@@ -181,6 +173,14 @@ def profile(
         trace = _imported(made, folder, executable) if tool == "nsys" else None
         made.replace(temporary)
     return Profile(target, trace, command)
+
+
+def perform_described() -> None:
+    """Do the work of the experiment, on the device, that this process's arguments name."""
+    try:
+        perform(sys.argv[1], sys.argv[2])
+    except GpuscopeError as error:
+        sys.exit(str(error))
 
 
 def _target(report: str | Path | None, experiment: Experiment, tool: str) -> Path:
@@ -195,10 +195,8 @@ def _target(report: str | Path | None, experiment: Experiment, tool: str) -> Pat
 
 
 def _environment(*, keep_private: bool) -> dict[str, str]:
-    """Return the process's environment: it finds the modules that this one finds."""
-    chosen = {name: value for name, value in os.environ.items() if keep_private or name in _KEPT}
-    home = str(Path(__file__).resolve().parents[2])
-    return {**chosen, "PYTHONPATH": os.pathsep.join(dict.fromkeys([*filter(None, sys.path), home]))}
+    """Return the process's environment."""
+    return {name: value for name, value in os.environ.items() if keep_private or name in _KEPT}
 
 
 def _run(

@@ -6,13 +6,17 @@ import contextlib
 import os
 import pickle
 import subprocess
-import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import IO, ParamSpec, TypeVar, cast
 
+from gpuscope import _child
+
+_END_S = 30.0
+"""How long a process may take to end: under ``gpuscope record`` it writes its trace."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -21,7 +25,7 @@ class Processes(Executor):
     """Calls functions in ``count`` processes, each of which is started at its first call.
 
     A call whose process dies raises ``BrokenExecutor``; the next one gets a new process. A function
-    must not raise: it ends its process. ``shutdown`` kills the processes.
+    must not raise: it ends its process. ``shutdown`` ends the processes.
     """
 
     def __init__(self, count: int) -> None:
@@ -35,10 +39,15 @@ class Processes(Executor):
         return self._threads.submit(self._call, partial(fn, *args, **kwargs))
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:  # noqa: FBT001, FBT002 - as Executor has it
-        """Kill the processes, and with them the calls that run."""
+        """Terminate the processes, and with them the calls that run."""
         with self._lock:
             ended, self._all = self._all or [], None
         for process in ended:
+            process.terminate()
+        end_s = time.monotonic() + _END_S
+        for process in ended:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(end_s - time.monotonic(), 0))
             process.kill()
         self._threads.shutdown(wait, cancel_futures=cancel_futures)
         for process in ended:
@@ -63,18 +72,17 @@ class Processes(Executor):
         with self._lock:
             if self._all is None:
                 raise BrokenExecutor("the pool was shut down")
-            process = subprocess.Popen(
-                [sys.executable, "-m", "gpuscope.experiments.pool"],
+            process = subprocess.Popen(  # noqa: S603 - this Python, and a function of ours
+                _child.command(f"{__name__}:serve"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is for who started it
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
             self._all.append(process)
         return process
 
 
-def _serve() -> None:
+def serve() -> None:
     """Do calls from standard input; what they print goes to standard error."""
     source, results = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - a descriptor is needed
@@ -85,7 +93,3 @@ def _serve() -> None:
             made = pickle.load(source)()  # noqa: S301 - of our own parent
             results.write(pickle.dumps(made))
             results.flush()
-
-
-if __name__ == "__main__":
-    _serve()

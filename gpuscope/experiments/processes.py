@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import importlib.util
 import json
 import os
 import signal
@@ -26,6 +25,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from gpuscope._files import make_folder, write_text
 from gpuscope._fork import free_in_children
+from gpuscope._imports import EarlyImports
+from gpuscope._optional import is_installed
+from gpuscope._resource_limits import raised_limits
 from gpuscope.device import select as devices
 from gpuscope.errors import GpuscopeError
 from gpuscope.experiments.recorded import JOURNAL, VARIABLE, Facts, Order, process_name
@@ -62,7 +64,7 @@ def begin() -> None:
     devices.opened[recorder.opened] = None
     devices.holders.append(recorder.let_go)
     recorder.arrange()
-    if recorder.order.device in ("auto", "cuda") and importlib.util.find_spec("cupti"):
+    if recorder.order.device in ("auto", "cuda") and is_installed("cupti"):
         _recorders.append(recorder)
         if INJECTION.exists():
             os.environ.setdefault(_CUDA_INJECTION, str(INJECTION))
@@ -82,6 +84,7 @@ class _Recorder:
     def __init__(self, order: Order) -> None:
         self.order = order
         self._folder = Path(order.folder)
+        self._imports = EarlyImports()
         self._lock = free_in_children(threading.RLock())
         self._journals: dict[int, Journal] = {}
         """Of those that need none of this interpreter's time to be kept: what holds their rows."""
@@ -101,7 +104,7 @@ class _Recorder:
         self._cuda: Recording | None = None
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
-        self._done = self._lost = False
+        self._done = False
         self._depth = 0
         """In how many things that are to stay whole the main thread is."""
         self._put_off: int | None = None
@@ -114,7 +117,8 @@ class _Recorder:
         try:
             if is_main:
                 self._depth = outer + 1
-            yield
+            with self._imports.block():
+                yield
         finally:
             if is_main:
                 self._depth = outer
@@ -124,6 +128,7 @@ class _Recorder:
     def arrange(self) -> None:
         """Be there when the process ends, however it does."""
         os.register_at_fork(after_in_child=self._forget)
+        sys.meta_path.insert(0, self._imports)
         self._finish_at_exit()
         os._exit = self._before(os._exit)  # type: ignore[assignment]
         os.execv = self._before_image(os.execv)
@@ -147,9 +152,9 @@ class _Recorder:
             path = given[0] if given else named.get("path", "")
             if self._over.is_set() or not os.path.exists(path):  # noqa: PTH110 - takes all that exec does
                 become(*given, **named)
-            with self._whole(), self._lock:
+            with self._whole(), self._lock, raised_limits():
                 devices, cuda = self._end_all(), self._cuda is not None
-                self._facts.ended = not self._lost
+                self._facts.ended = True
                 if self._facts.name:
                     self._tell()
             try:
@@ -193,7 +198,8 @@ class _Recorder:
         kind = device.info.kind
         if self.order.device not in ("auto", kind) or self._over.is_set():
             return
-        with self._whole(), self._lock, self._noting(f"{device.info.key} is not recorded"):
+        key = device.info.key
+        with self._whole(), self._lock, self._noting(f"{key} is not recorded", lost=key):
             if kind == "cuda" and self._cuda is not None:
                 self._cuda.add(device)
             else:
@@ -207,7 +213,8 @@ class _Recorder:
 
     def begin_cuda(self) -> None:
         """Record what CUPTI sees of this process."""
-        with self._whole(), self._lock, self._noting("what it does with CUDA is not recorded"):
+        what = "what it does with CUDA is not recorded"
+        with self._whole(), self._lock, self._noting(what, lost="CUDA"):
             if self._cuda is None and not self._over.is_set():
                 self._cuda = self._begin((), "cupti")
         self._finish_at_exit()
@@ -245,14 +252,16 @@ class _Recorder:
         return recording
 
     @contextlib.contextmanager
-    def _noting(self, what: str) -> Iterator[None]:
-        """Note what fails: a program is not to fail for being recorded."""
+    def _noting(self, what: str, *, lost: str = "") -> Iterator[None]:
+        """Note what fails, and what of the program is lost by that: it goes on all the same."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - as said
             note = f"{what}: {error}"
             if note not in self._facts.notes:
                 self._facts.notes.append(note)
+            if lost and lost not in self._facts.lost:
+                self._facts.lost.append(lost)
             self._tell()
 
     # -- writing ----------------------------------------------------------------------
@@ -263,7 +272,7 @@ class _Recorder:
         while not self._over.wait(_FIRST_S):
             rest_s -= _FIRST_S
             what = "what there was so far was not written"
-            with self._lock, self._noting(what):
+            with self._imports.block(), self._lock, self._noting(what):
                 for number, journal in self._journals.items():
                     recording = self._recordings[number]
                     with self._noting(what):
@@ -300,7 +309,7 @@ class _Recorder:
     def finish(self) -> None:
         """End every recording and write its trace; what comes later is not recorded."""
         while not self._done:  # Ctrl-C ends waiting for the GPU and takes nothing away
-            with contextlib.suppress(KeyboardInterrupt), self._whole():
+            with contextlib.suppress(KeyboardInterrupt), self._whole(), raised_limits():
                 self._finish()
 
     def _finish(self) -> None:
@@ -313,7 +322,7 @@ class _Recorder:
         with self._lock:
             self._end_all()
             if not self._done and self._facts.name:  # it told of itself before
-                self._facts.ended = not self._lost
+                self._facts.ended = True
                 self._tell()
             self._done = True
         if getattr(sys, "last_type", None) is KeyboardInterrupt:
@@ -349,7 +358,8 @@ class _Recorder:
             with self._noting("a trace was not written"):
                 self._write(number, trace)
                 lost = False
-        self._lost |= lost
+        if lost:
+            self._facts.lost.append(self._file(number))
         if number in self._journals:
             self._journals[number].close(remove=not lost)
             del self._journals[number]
@@ -374,10 +384,13 @@ class _Recorder:
         from gpuscope.trace.store import save_trace  # noqa: PLC0415 - only where it is needed
 
         if {*trace.spans.column("source").unique().to_pylist()} - {"host"}:  # not only threads
-            file = f"{self._key}-{number}.parquet"
+            file = self._file(number)
             make_folder(self._folder)  # the program may have taken it away
             save_trace(trace, self._folder / file)
             self._facts.traces[file] = trace.kind_counts()
+
+    def _file(self, number: int) -> str:
+        return f"{self._key}-{number}.parquet"
 
     def _tell(self) -> None:
         facts = self._facts

@@ -39,11 +39,13 @@ class Facts:
     name
         Of the process: its script's, ``multiprocessing``'s, or its rank.
     ended
-        Whether it wrote everything. Otherwise its traces are of the moment ``at_ns``.
+        Whether it ended by itself. Otherwise its traces are of the moment ``at_ns``.
     traces
         File → how many rows of each kind.
     notes
         What could not be recorded, and why.
+    lost
+        Files of traces that could not be written at its end, and what else was not recorded.
     """
 
     pid: int
@@ -52,6 +54,7 @@ class Facts:
     at_ns: int = 0
     traces: dict[str, dict[str, int]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
 
 
 def process_name() -> str:

@@ -1,6 +1,6 @@
 """What recorded programs left, read in another process: while they run, or after a crash.
 
-python -m gpuscope.experiments.so_far FOLDER     makes those of processes that were killed unwatched
+python -P -m gpuscope.experiments.so_far FOLDER  makes those of processes that were killed unwatched
 """
 
 from __future__ import annotations
@@ -80,8 +80,13 @@ class SoFar:
             save_trace(trace, path.with_suffix(SO_FAR))
 
 
-def last_trace(path: Path) -> Trace:
+def last_trace(path: Path, facts: Facts | None) -> Trace:
     """Return the trace of a journal whose process is gone, which says what it lacks.
+
+    Parameters
+    ----------
+    facts
+        What the process said, if that is there.
 
     Raises
     ------
@@ -89,25 +94,30 @@ def last_trace(path: Path) -> Trace:
         It cannot be read.
     """
     reader = JournalReader(path)
-    return cut_short(reader.read(over=True), reader.written_ns)
+    return cut_short(reader.read(over=True), reader.written_ns, facts)
 
 
-def cut_short(trace: Trace, at_ns: int) -> Trace:
-    """Return the trace of a process that did not end by itself, as of a moment, which says so."""
+def cut_short(trace: Trace, at_ns: int, facts: Facts | None) -> Trace:
+    """Return a trace that is of a moment before its process ended, and says so and why."""
     when = time.strftime("%H:%M:%S", time.localtime(at_ns / 1e9))
-    note = f"the process was killed or crashed: what it did after {when} is not here"
+    why = "the process was killed or crashed"
+    if facts is not None and facts.ended:
+        why = "its last trace could not be written"
+    note = f"{why}: what it did after {when} is not here"
     return trace.with_metadata(complete=False, notes=(*trace.metadata.notes, note))
 
 
 def main(folder: Path) -> int:
     """Make the last trace of each journal that has none; returns 1 if one cannot be read."""
     status = 0
+    facts_of = {path.stem: facts for path, facts in read_facts(folder)[0].items()}
     for journal in sorted(folder.glob(f"*{JOURNAL}")):
         trace = journal.with_suffix(".parquet")
         if trace.exists():  # whole: its process was killed before it removed the journal
             continue
         try:
-            sys.stdout.write(f"wrote {save_trace(last_trace(journal), trace)}\n")
+            last = last_trace(journal, facts_of.get(journal.stem.rpartition("-")[0]))
+            sys.stdout.write(f"wrote {save_trace(last, trace)}\n")
         except GpuscopeError as error:
             sys.stderr.write(f"{error}\n")
             status = 1

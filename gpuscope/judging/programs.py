@@ -14,14 +14,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpuscope import _interrupts
+from gpuscope import _child, _interrupts
 from gpuscope._checks import SeveralOf, door
 from gpuscope._text import clean, shortened
 from gpuscope.analysis.idle_analysis import idle_causes
 from gpuscope.analysis.split_sides import of_program
 from gpuscope.analysis.steps_analysis import steps
 from gpuscope.device.cuda.health import processes_by_uuid
-from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
+from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.judging.conditions import conditions_of
 from gpuscope.judging.sides import Round
@@ -31,6 +31,7 @@ from gpuscope.trace.store import read_parquet
 
 PROGRAM = "the program"
 """What stands for a workload where a program is measured."""
+_COMMAND_LINE = "gpuscope.cli:main"
 _LAST = 2_000
 """Characters of a program's errors that are told."""
 
@@ -108,22 +109,23 @@ class ProgramSide:
         Raises
         ------
         GpuscopeError
-            It failed, or used no GPU.
+            It failed, used no GPU, or was not recorded to its end.
         """
         with tempfile.TemporaryDirectory(prefix="gpuscope-") as folder:
             out = Path(folder) / "run"
-            line = [self.command.interpreter, "-m", "gpuscope.cli", "record", "--no-report"]
-            line += ["--out", str(out)]
+            line = [*self._gpuscope(), "record", "--no-report", "--out", str(out)]
             who = f"{self.name}, round {number + 1}: {self.command.title}"
             before = processes_by_uuid()
             _done([*line, *self.command.program], who, self.command.folder)
             traces = [read_parquet(path) for path in sorted(out.glob("*.parquet"))]
-        if not traces:
-            raise MissingEvidence(
-                f"{self.name}: {self.command.title} used no GPU: nothing to compare"
-            )
         trace = max(traces, key=len)
         return Round(values_of_program(trace), trace, conditions_of(trace, [before]))
+
+    def _gpuscope(self) -> list[str]:
+        """Return what runs gpuscope's command line by the program's interpreter."""
+        if self.command.interpreter == sys.executable:
+            return _child.command(_COMMAND_LINE)
+        return [self.command.interpreter, "-P", "-m", "gpuscope.cli"]  # of its own packages
 
 
 def values_of_program(trace: Trace) -> dict[tuple[str, str], float]:
@@ -150,8 +152,9 @@ def recorded_runs(experiment: Experiment, device: str, number: int) -> list[dict
         for at in range(number):
             _interrupts.deliver()
             out = Path(folder) / f"run-{at}"
-            line = [sys.executable, "-m", "gpuscope.cli", "run", str(file), "--device", device]
-            _done([*line, "--out", str(out)], f"process {at + 1}", Path.cwd())
+            options = "--device", device, "--out", str(out)
+            line = _child.command(_COMMAND_LINE, "run", str(file), *options)
+            _done(line, f"process {at + 1}", Path.cwd())
             runs.append(load_run(out))
     return runs
 

@@ -80,6 +80,7 @@ def grade_command(
     """
     with needed_for("gpuscope grade"):
         from gpuscope.learn import Limits, Points, grade  # noqa: PLC0415 - needs the extra `notebook`
+        from gpuscope.learn.grading import ENDED_EARLY  # noqa: PLC0415 - as above
     counted = Points() if points is None else Points.read(points)
     journal = out.parent / f"{out.name}.journal"
     further = [path for path in (canvas, moodle) if path is not None]
@@ -118,7 +119,13 @@ def grade_command(
         for sentence in grades.warnings:
             say(sentence)
         if grades.stopped:
-            say("stopped early: start it again with the same --out, and it goes on")
+            left = {
+                grade.notebook for grade in grades.grades if grade.reason.startswith(ENDED_EARLY)
+            }
+            say(
+                f"notebooks not graded to their end: {len(left)}; start it again with the same "
+                "--out, and it goes on with these"
+            )
         say(f"wrote {', '.join(map(str, written))}")
     if grades.stopped:
         raise typer.Exit(FAILED)

@@ -193,7 +193,7 @@ class Grades(Table):
     grades
         In the order of the notebooks and of what they ask.
     stopped
-        Whether grading was stopped early: what was not graded says so.
+        Whether grading ended early, or failed, of some notebooks: they say so.
     asked
         Lesson → name of what it asks → its kind, as in :class:`Grade`.
     not_held

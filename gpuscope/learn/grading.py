@@ -34,6 +34,9 @@ from gpuscope.learn.warden import STOPPED, Warden
 from gpuscope.search.scale_out import executor_of
 
 _MOST_S = 10**6
+_FAILED = "it could not be graded"
+ENDED_EARLY = STOPPED, _FAILED
+"""How reasons begin that are not of the notebook: no journal keeps these."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,7 @@ def grade(
     not_held = {name for each in every for name in each.not_held}
     return Grades(
         grades=grades,
-        stopped=any(grade.reason == STOPPED for grade in grades),
+        stopped=any(grade.reason.startswith(ENDED_EARLY) for grade in grades),
         asked=kinds,
         not_held=tuple(name for name in SYSTEM if name in not_held),
     )
@@ -267,7 +270,7 @@ def _graded(future: Future[Graded] | None, blank: Grade) -> Graded:
         return future.result()
     if isinstance(error, KeyboardInterrupt):  # of a process that Ctrl-C met, too
         return Graded([replace(blank, reason=STOPPED)])
-    reason = f"it could not be graded: {type(error).__name__}: {error}"
+    reason = f"{_FAILED}: {type(error).__name__}: {error}"
     return Graded([replace(blank, reason=reason)])
 
 

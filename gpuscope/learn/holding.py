@@ -303,7 +303,3 @@ def serve() -> None:
         report = hold(msgspec.json.decode(line, type=Order), box, gpu=gpu)
         sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
         sys.stdout.buffer.flush()
-
-
-if __name__ == "__main__":
-    serve()

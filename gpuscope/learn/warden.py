@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import select
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import IO, cast
 
 import msgspec
 
+from gpuscope import _child
 from gpuscope.learn.holding import Order, Report
 from gpuscope.search.scale_out import make_locks
 
@@ -54,8 +54,8 @@ class Warden:
         else:
             environment["CUDA_VISIBLE_DEVICES"] = ""
         arguments = ["gpu" if gpu else "simulated", *map(str, cores)]
-        self._process = subprocess.Popen(  # noqa: S603 - Python itself
-            [sys.executable, "-m", "gpuscope.learn.holding", *arguments],
+        self._process = subprocess.Popen(  # noqa: S603 - this Python, and a function of ours
+            _child.command("gpuscope.learn.holding:serve", *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

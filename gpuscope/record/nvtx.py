@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import threading
 from functools import cache
@@ -10,7 +9,7 @@ from typing import Any
 
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import arrange_nvtx, arranged
-from gpuscope._optional import how_to_install
+from gpuscope._optional import how_to_install, is_installed
 
 DOMAIN = "gpuscope"
 """Domain of our ranges."""
@@ -39,7 +38,7 @@ class _NoDomain:
 
 def missing() -> str:
     """Return what the absence of the package nvtx means and what brings it, or ``""``."""
-    if "nvtx" in sys.modules or importlib.util.find_spec("nvtx") is not None:
+    if is_installed("nvtx"):
         return ""
     return (
         "the package nvtx is not installed: Nsight sees no ranges of gs.annotate, which "

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-
+from gpuscope._optional import is_installed
 from gpuscope.device.device import Device
 from gpuscope.errors import CapabilityError, MissingDependency
 from gpuscope.record.activity import ActivitySource
@@ -36,7 +35,7 @@ def start_sources(
         source.start()
 
     try:
-        is_there = options.source == "cupti" or importlib.util.find_spec("cupti") is not None
+        is_there = options.source == "cupti" or is_installed("cupti")
         if (cuda or not devices) and options.source != "events" and is_there:
             start(CuptiSource(devices, options), cuda)
     except (MissingDependency, CapabilityError) as error:

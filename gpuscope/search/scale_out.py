@@ -44,6 +44,7 @@ _MOST_PROCESSES = 10_000
 _PATIENCE_S = 60.0
 _PATIENCE = 3
 """Jobs are begun again elsewhere when none has ended for so many times the longest one."""
+_GONE = "the scheduler is gone, and with it all workers"
 _any_of_host = ("auto", "cuda")
 _one_job = threading.Lock()
 """A process does one job at a time, however many threads its executor has."""
@@ -248,7 +249,9 @@ class Team:
             except Exception as error:  # as executors raise once they are shut down or broken
                 if not (isinstance(error, RuntimeError) or _has_ended(self.executor)):
                     raise
-                raise WorkerLost(f"the executor takes no more jobs: {error}") from error
+                raise WorkerLost(
+                    _GONE if _has_ended(self.executor) else f"it takes no more jobs: {error}"
+                ) from error
             futures[future] = key
             future.add_done_callback(ended.put)
 
@@ -268,7 +271,7 @@ class Team:
                     future = ended.get(timeout=_POLL_S)
                 except queue.Empty:
                     if _has_ended(self.executor):
-                        raise WorkerLost("the scheduler is gone, and with it all workers") from None
+                        raise WorkerLost(_GONE) from None
                     continue
                 key = futures.pop(future)
                 if key not in left:
@@ -293,7 +296,7 @@ class Team:
             except WorkerLost as error:  # of the executor: no job can be begun again
                 yield from ((key, error) for key in left)
         finally:
-            for future in futures:
+            for future in () if _has_ended(self.executor) else futures:
                 future.cancel()
 
     def _outcome(self, future: Future[_Outcome[_T]]) -> _Outcome[_T]:

@@ -174,7 +174,8 @@ class Search:
     def _keep(self, row_number: int, made: Rows | GpuscopeError) -> None:
         number = row_number % len(self.candidates)
         if isinstance(made, WorkerLost):
-            raise made
+            goes_on = "" if self.folder is None else ". The same call goes on from what is there"
+            raise WorkerLost(f"{made}{goes_on}") from made
         if not isinstance(made, GpuscopeError):
             self.rows[row_number] = made
             self.measured.add(row_number, made, whole=is_whole(made))

@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections import Counter
+from collections.abc import Collection
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
@@ -26,7 +27,7 @@ from gpuscope.experiments.experiment import Description, Experiment, as_experime
 from gpuscope.experiments.runner import Viewer
 from gpuscope.search.candidates import due
 from gpuscope.search.grid import Varied, checked, labelled, points_of
-from gpuscope.search.points import STOPPED, Points, Rows, is_whole, rows_of
+from gpuscope.search.points import Points, Rows, is_whole, rows_of
 from gpuscope.search.saved_points import Saved, saved
 from gpuscope.search.series import Plan, Series, as_far_as_measured, place_of
 
@@ -171,7 +172,7 @@ def sweep(
                 raise NothingRecorded(
                     "the sweep was stopped before anything was recorded: run it again"
                 )
-            return _result(kept, wanted, references.speeds())
+            return _result(kept, wanted, measured.finished, references.speeds())
 
         try:
             return as_far_as_measured(measure, result)
@@ -217,7 +218,8 @@ def load_sweep(path: str | Path) -> SweepResult:
     planned = range(math.prod(map(len, points.facts["parameters"].values())))
     _check_inside(points.numbers, len(planned), path)
     references = saved(Path(path), _REFERENCE) if points.facts["reference"] else None
-    return _result(points, planned, () if references is None else _speeds(references))
+    speeds = () if references is None else _speeds(references)
+    return _result(points, planned, points.numbers, speeds)
 
 
 def _check_inside(numbers: set[int], length: int, path: str | Path | None) -> None:
@@ -229,10 +231,19 @@ def _check_inside(numbers: set[int], length: int, path: str | Path | None) -> No
         )
 
 
-def _result(points: Saved, wanted: range, speeds: tuple[Speed, ...]) -> SweepResult:
+def _result(
+    points: Saved, wanted: range, finished: Collection[int], speeds: tuple[Speed, ...]
+) -> SweepResult:
+    """Return what there is of the points that were wanted.
+
+    Parameters
+    ----------
+    finished
+        Points that need not be measured again.
+    """
     facts = points.facts
-    columns = points.select(["provenance", "incomplete", "error", "gpu"])
-    origins, missing, errors, gpus = (
+    columns = points.select(["provenance", "incomplete", "gpu"])
+    origins, missing, gpus = (
         [text for text in column.unique().to_pylist() if text] for column in columns.columns
     )
     seen = dict.fromkeys(line for text in origins for line in text.splitlines())
@@ -243,12 +254,16 @@ def _result(points: Saved, wanted: range, speeds: tuple[Speed, ...]) -> SweepRes
             for gpu in gpus
             if gpu not in {speed.gpu for speed in speeds}
         ]
-    is_whole = len(wanted) == sum(number in wanted for number in points.numbers)
+    unmeasured = [number for number in wanted if number not in finished]
+    errors = points.select(["number", "error"]).to_pylist() if unmeasured else []
+    reasons = [row["error"] for row in errors if row["number"] in unmeasured and row["error"]]
     return SweepResult(
         points=points,
         experiment=facts["experiment"],
         parameters={name: tuple(facts["parameters"][name]) for name in facts["order"]},
-        stopped=not is_whole or STOPPED in errors,
+        stopped=bool(unmeasured),
+        unmeasured=len(unmeasured),
+        why_unmeasured=next(iter(reasons), ""),
         provenance="; ".join(seen) or f"nothing was run on {where['name']}",
         incomplete="; ".join(missing),
         is_simulated=any("SIMULATED on" in line for line in seen),  # as files say it

@@ -18,6 +18,8 @@ from gpuscope.telling.of_tuning import fewest
 def swept(result: SweepResult, workload: str | None = None) -> Iterator[Finding]:
     """Yield which point to take of each work; where there is no choice, the best and the worst.
 
+    First how many points were not measured, if there are any.
+
     Parameters
     ----------
     workload
@@ -36,6 +38,9 @@ def swept(result: SweepResult, workload: str | None = None) -> Iterator[Finding]
     >>> [(finding.rule, finding.subject["best"]) for finding in swept(result)]
     [('swept', 'w.duration_us = 10')]
     """
+    if result.unmeasured:
+        values = counts(unmeasured=result.unmeasured)
+        yield Finding("swept.unmeasured", "warning", {"reason": result.why_unmeasured}, values)
     every = choices(result, workload)
     for choice in every:
         if choice.taken is not None:

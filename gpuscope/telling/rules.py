@@ -374,6 +374,11 @@ RULES = {
         "{confidence} t-interval of each mean; equal below {close}; {ties}"
     ),
     "forecast-error": Rule("measured over forecast: {goal} {error} ({least} to {most})"),
+    "swept.unmeasured": Rule(
+        "Points that were not measured, or not to their end: {unmeasured}[; of the first: "
+        "{reason}]",
+        "The same call with the same folder measures these and no others",
+    ),
     "swept": Rule(
         "{quantity} of {workload} is best at {best}: {good}; and worst at {worst}: {bad}. Each "
         "point was measured once: gpuscope tune tells differences from noise"

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
+from gpuscope import _child
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import NVTX_INJECTION
 from gpuscope._types import Array
@@ -64,9 +65,8 @@ class Painter:
             environment = {
                 name: value for name, value in os.environ.items() if name != NVTX_INJECTION
             }
-            program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; "
-            self._process = subprocess.Popen(  # noqa: S603 - this Python, and a program of ours
-                [sys.executable, "-c", f"{program}serve({there.fileno()})"],
+            self._process = subprocess.Popen(  # noqa: S603 - this Python, and a function of ours
+                _child.command(f"{__name__}:serve", str(there.fileno())),
                 pass_fds=[there.fileno()],
                 env=environment,
                 start_new_session=True,
@@ -192,10 +192,10 @@ def _end_spare() -> None:
 
 
 # -- in the process that paints --------------------------------------------------------------
-def serve(number: int) -> None:
-    """Paint until nobody is there."""
+def serve() -> None:
+    """Paint until nobody is there; the argument is the number of the socket."""
     os.nice(_NICENESS)
-    with suppress(OSError, EOFError), Connection(number) as wire:
+    with suppress(OSError, EOFError), Connection(int(sys.argv[1])) as wire:
         easel: Easel | None = None
         while wire.poll(_IDLE_S):
             message = wire.recv()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import operator
+import sys
 from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, StrictBool, StrictInt, StrictStr, field_validator
@@ -144,13 +147,12 @@ class PythonSpec(WorkloadSpec):
     def _imported(self, path: str) -> Workload[object] | Callable[..., object]:
         """Import its module, and return the workload, function or class that it names there."""
         try:
-            module = importlib.import_module(self.module)
+            module = _module(self.module)
         except Exception as error:
-            missing = error.name if isinstance(error, ModuleNotFoundError) else None
-            if missing and f"{self.module}.".startswith(f"{missing}."):
+            if missing := _missing_of(self.module, error):
                 raise InvalidExperiment(
-                    f"{path}: there is no module {missing!r}: install it, or name its folder in "
-                    "PYTHONPATH"
+                    f"{path}: there is no module {missing!r}: install it, name its folder in "
+                    "PYTHONPATH, or start in its folder"
                 ) from error
             raise GpuscopeError(
                 f"{path}: importing {self.module!r} fails: {type(error).__name__}: {error}"
@@ -169,3 +171,30 @@ class PythonSpec(WorkloadSpec):
             "a workload: decorate the function with @gpuscope.workloads.workload, or name one that "
             "makes a handle, or name a subclass of gpuscope.workloads.Handle"
         )
+
+
+def _module(name: str) -> ModuleType:
+    """Import a module as a program of the user's in the current folder does.
+
+    But what is found without that folder comes first: no file in it takes the place of a module of
+    Python's or of a package. Once one is imported from there, the folder stays on ``sys.path``.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        here = str(Path.cwd())
+        if _missing_of(name, error) is None or here in sys.path:
+            raise
+    sys.path.append(here)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except BaseException:
+        sys.path.remove(here)
+        raise
+
+
+def _missing_of(name: str, error: Exception) -> str | None:
+    """Return which package or module of this dotted name was not found, if one was not."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    return missing if missing and f"{name}.".startswith(f"{missing}.") else None

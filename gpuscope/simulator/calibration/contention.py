@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from gpuscope.workloads.handle import Handle
 from gpuscope.workloads.softmax import Softmax
 
 _Spec = Mapping[str, Any]
+_Size = TypeVar("_Size", int, bool)
 _CALLS, _REPEATS = 5, 60
 _COPY_MIB = (1, 2, 4, 8, 12, 16, 20, 24, 32, 64, 512)
 _BLOCKS_PER_SM, _COLUMNS = (1, 4, 16, 64), (256, 1024, 4096, 8192, 16384)
@@ -99,11 +101,8 @@ def vector_kernels(device: Device, source: Source) -> list[dict[str, float]]:
     """
     side = min(_VECTOR_SIDE, math.isqrt(device.info.memory_bytes // (16 * _HALF_BYTES)))
     nbytes = _HALF_BYTES * (side * side + 2 * side)
-    shape = {"m": 1, "n": side, "k": side, "dtype": "float16"}
-    sized = {
-        False: lambda: Gemm(device, **shape, sm_count_target=None),
-        True: lambda: Gemm(device, **shape),
-    }
+    product = partial(Gemm, device, m=1, n=side, k=side, dtype="float16")
+    sized = {False: partial(product, sm_count_target=None), True: product}
     return [
         {"sms": sms, "nbytes": nbytes, "us": us, "told": told}
         for sms, told, us in _alone(device, source, sized)
@@ -111,8 +110,8 @@ def vector_kernels(device: Device, source: Source) -> list[dict[str, float]]:
 
 
 def _alone(
-    device: Device, source: Source, sized: Mapping[int, Callable[[], Handle]]
-) -> Iterator[tuple[int, int, float]]:
+    device: Device, source: Source, sized: Mapping[_Size, Callable[[], Handle]]
+) -> Iterator[tuple[int, _Size, float]]:
     """Yield SMs, size and median µs of kernels alone, again and again on the same data."""
     handles = {size: make() for size, make in sized.items()}
     for sms, stream in streams_by_count(device):

@@ -740,7 +740,7 @@ def test_doctor_says_that_nsight_sees_no_ranges_without_nvtx(command, monkeypatc
 
 
 def test_doctor_without_jupyter_is_no_failure_of_the_gpu(command, gpu_here, monkeypatch):
-    monkeypatch.setattr(cli.machine.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, printed, _ = command("doctor")
     assert code == 0
     assert "no  JupyterLab: missing\n     → pip install 'gpuscope[lab]'" in printed

@@ -13,6 +13,7 @@ from kept_points import kept_points
 import gpuscope as gs
 from gpuscope import cli
 from gpuscope.cli import series
+from gpuscope.search import scale_out
 
 EXPERIMENT = {
     "name": "trial",
@@ -128,7 +129,7 @@ def test_after_ctrl_c_a_sweep_goes_on_where_it_was_stopped(command, trial, tmp_p
         interrupt_after(patch, 13)
         code, printed, _ = command(*varied, "--out", out)
     assert code == 1
-    assert "stopped early: this is what was measured until then" in printed
+    assert "Points that were not measured, or not to their end: 2" in printed
     kept = kept_points(out)
     assert 0 in kept
     assert 2 not in kept
@@ -153,6 +154,29 @@ def test_shards_on_workers_make_the_table_of_one_command(command, trial, tmp_pat
         assert "stopped early" not in printed
     tables = [(tmp_path / name / "sweep.csv").read_text("utf-8") for name in ("one", "two")]
     assert tables[0] == tables[1]
+
+
+def test_a_sweep_whose_workers_die_says_how_much_is_missing_and_fails(
+    command, tmp_path, monkeypatch
+):
+    """Its workload lies in the folder that the command is started in, and in no path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(scale_out, "_ATTEMPTS", 1)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "deadly.py").write_text(
+        "import os\nimport gpuscope as gs\n"
+        "def die(device, seed=0):\n"
+        "    if seed == 2:\n        os._exit(9)\n"
+        "    return gs.Gemm(device, m=8, n=8, k=8)\n"
+    )
+    work = {"kind": "python:deadly:die", "args": {"seed": 1}, "stream": "s", "repeats": 2}
+    one = {"name": "one", "alone_repeats": 0, "streams": {"s": {}}, "workloads": {"w": work}}
+    (tmp_path / "one.json").write_text(json.dumps(one))
+    varied = ("sweep", "one.json", "--vary", "workloads.w.args.seed=[1,2]", "--out", "out")
+    status, printed, _ = command(*varied, "--device", "sim:h200", "--workers", "processes:1")
+    assert status == 1
+    assert "not to their end: 1; of the first: its worker was lost" in " ".join(printed.split())
+    assert kept_points(tmp_path / "out") == [0]
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_lab_starts_jupyterlab_with_this_python(command, monkeypatch, tmp_path):
     monkeypatch.setattr(cli.machine.subprocess, "run", run)
     code, _, _ = command("lab", tmp_path)
     assert code == 3
-    assert started[0][:4] == [sys.executable, "-m", "jupyterlab", str(tmp_path)]
+    assert started[0][:5] == [sys.executable, "-P", "-m", "jupyterlab", str(tmp_path)]
     code, _, said = command("lab", tmp_path / "gone")
     assert code == 2
     assert "there is no 'gone'" in said

@@ -232,7 +232,7 @@ def test_what_cannot_be_recorded_is_said(place, monkeypatch, capsys):
     (place / "there").mkdir()
     (place / "there" / "notes.txt").write_text("mine")
     status, said, complained = run(place, *RECORD, "idle.py")
-    assert (status, said) == (0, "idle\n")
+    assert (status, said) == (1, "idle\n"), "it exits with 0, and nothing was recorded"
     assert "nothing was recorded" in complained
     monkeypatch.chdir(place)
     for options, why in (

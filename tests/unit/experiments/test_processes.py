@@ -11,6 +11,7 @@ import pytest
 from interrupting import Interrupt
 
 import gpuscope as gs
+from gpuscope._resource_limits import raised_limits
 from gpuscope.experiments import processes
 from gpuscope.experiments.recorded import Order
 from gpuscope.experiments.so_far import read_facts
@@ -48,3 +49,36 @@ def test_interrupts_of_the_end_take_no_trace_away(tmp_path):
         if not interrupt.raised:
             break
     assert place > 30
+
+
+def test_a_trace_that_cannot_be_written_is_lost_and_its_process_has_ended(tmp_path, monkeypatch):
+    recorder = processes._Recorder(Order(str(tmp_path)))
+    gpu = gs.open_device("sim:h200", quiet=True)
+    recorder.opened(gpu)
+    with gpu.create_stream() as stream, gs.Gemm(gpu, m=8, n=8, k=8) as gemm:
+        gemm.execute(stream=stream)
+
+    def full(*_):
+        raise gs.errors.GpuscopeError("No space left on device")
+
+    monkeypatch.setattr("gpuscope.trace.store.save_trace", full)
+    recorder.finish()
+    atexit.unregister(recorder.finish)
+    (facts,) = read_facts(tmp_path)[0].values()
+    assert (facts.ended, len(facts.lost)) == (True, 1)
+    assert "No space left" in facts.notes[0]
+
+
+def test_limits_that_a_program_lowered_do_not_keep_its_trace_from_being_written():
+    resource = pytest.importorskip("resource")
+    which = resource.RLIMIT_FSIZE
+    before = resource.getrlimit(which)
+    hard = before[1]
+    lowered = 2**40, hard
+    try:
+        resource.setrlimit(which, lowered)
+        with raised_limits():
+            assert resource.getrlimit(which) == (hard, hard)
+        assert resource.getrlimit(which) == lowered
+    finally:
+        resource.setrlimit(which, before)

@@ -496,6 +496,8 @@ def test_a_point_that_kills_its_worker_is_a_row_with_its_error():
     )
     assert errors[1] is errors[3] is None
     assert "worker was lost" in errors[2]
+    assert (result.stopped, result.unmeasured) == (True, 1)
+    assert result.why_unmeasured == errors[2]
 
 
 def test_an_error_of_a_point_is_that_of_the_sweep(tmp_path):
@@ -699,7 +701,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_scheduler_that_dies_ends_a_sweep_with_what_there_is(serial, tmp_path):
+def test_a_scheduler_that_dies_ends_a_sweep_with_what_there_is(serial, tmp_path, caplog):
     distributed = pytest.importorskip("distributed")
     dask = pytest.importorskip("dask")
     (tmp_path / "cluster.py").write_text(SCHEDULER)
@@ -721,6 +723,9 @@ def test_a_scheduler_that_dies_ends_a_sweep_with_what_there_is(serial, tmp_path)
     errors = [error for error in result.table.column("error").to_pylist() if error]
     assert len(done) < len(serial.table) == len(result.table)
     assert len(errors) >= len(result.table) - len(done) > 0
+    assert result.stopped
+    assert result.unmeasured == len(errors), "points without numbers are not finished"
+    assert [record for record in caplog.records if record.exc_info] == [], "no tracebacks"
     same(swept(path=tmp_path / "points"), serial)
 
 

@@ -1,0 +1,316 @@
+"""What the processes of a recorded program left: written as traces, and told."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpuscope._files import make_folder, write_text
+from gpuscope._tables import paragraph, terminal_width
+from gpuscope._text import counted, shortened
+from gpuscope.analyses import findings
+from gpuscope.cli.app import complain
+from gpuscope.device.diagnose import check_cupti
+from gpuscope.errors import GpuscopeError
+from gpuscope.experiments.recorded import JOURNAL, VARIABLE, Facts
+from gpuscope.experiments.so_far import SO_FAR, cut_short, last_trace, read_facts
+from gpuscope.formats.registry import of_suffix
+from gpuscope.formats.writing import export
+from gpuscope.report import trace_report
+from gpuscope.telling.media import to_text
+from gpuscope.trace.model import Trace
+from gpuscope.trace.store import read_parquet
+
+_SHOWN, _MOST = 60, 5
+_TOLD, _FOUND, _TALLEST = 4, 2, 4
+"""Files that are told one by one, findings of the first trace, and lines of one."""
+_OTHERS_S, _LOOK_S = 2.0, 0.05
+"""How long processes of the program's that go on may take to end."""
+_HELPERS = b"multiprocessing.resource_tracker", b"multiprocessing.forkserver"
+"""Processes of Python's own, which use no GPU and end with the program."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What is to be made of what processes left.
+
+    Attributes
+    ----------
+    work
+        Where they left it.
+    target, suffix
+        Where traces go, and what they are.
+    program
+        Number of the program's first process.
+    order
+        What its processes had in their environment.
+    report
+        Whether there is to be a report for each trace.
+    """
+
+    work: Path
+    target: Path
+    suffix: str
+    program: int
+    order: str
+    report: bool
+
+
+@contextlib.contextmanager
+def whatever_happens(so: str) -> Iterator[None]:
+    """Say what fails, and what follows, and go on."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - as said
+        complain(f"gpuscope: {so}: {error or type(error).__name__}")
+
+
+def publish(wanted: Wanted) -> bool:
+    """Write what the processes left, and say so; where the program's output does not go.
+
+    Returns
+    -------
+    bool
+        Whether there is something, and nothing is missing as far as that is known.
+    """
+    work = wanted.work
+    if not work.exists():
+        complain(f"gpuscope: the program removed {work}: what was recorded is lost")
+        return False
+    running = _running(wanted.order)
+    facts_of_file, unreadable = read_facts(work)
+    done: list[Path] = []
+    ours: list[Path] = []
+    lacking: dict[int, str] = {}
+    has_traces = False
+    for path, facts in facts_of_file.items():
+        who = f"process {facts.pid} ({facts.name})"
+        for note in facts.notes:
+            complain(f"gpuscope: {who}: {note}")
+        files = _traces_of(path)
+        has_traces |= bool(files)
+        if not facts.ended and (facts.pid in running or _is_alive(facts.pid)):
+            running.pop(facts.pid, None)
+            complain(
+                f"gpuscope: {who} still runs: it will write its trace to {work}; should it be "
+                f"killed: python -P -m gpuscope.experiments.so_far {work}"
+            )
+            lacking[facts.pid] = who
+            continue
+        if lack := _lack(facts, files):
+            complain(f"gpuscope: {who} {lack}")
+            lacking[facts.pid] = who
+        base = _base(wanted, facts)
+        published = [
+            file
+            for file in files
+            if _is_published(file, facts, *base, ours, report=wanted.report, title=who)
+        ]
+        if published == files:
+            done.append(path)
+        else:
+            lacking[facts.pid] = who
+        done += published
+    lacking |= running
+    _tell_running(running, work)
+    if not has_traces and not lacking and not unreadable:
+        complain(f"gpuscope: nothing was recorded: {_why_nothing(work)}")
+    if len(ours) > _TOLD:
+        complain(f"gpuscope: wrote {len(ours) - _TOLD} more files beside them")
+    for path in ours[:1]:
+        complain(f"gpuscope: gpuscope why {path} says more")
+    for path in unreadable:
+        complain(f"gpuscope: {path} is of no process of gpuscope's, or damaged: it stays there")
+    if lacking:
+        several = "process" if len(lacking) == 1 else "processes"
+        complain(
+            f"gpuscope: not all is recorded of {len(lacking)} {several}, told above: record the "
+            "program again, or wait for what still runs"
+        )
+    _clear(work, done, is_used=bool(running))
+    return has_traces and not lacking
+
+
+def _tell_running(running: dict[int, str], work: Path) -> None:
+    """Say which processes go on that have recorded nothing so far."""
+    for pid, command in running.items():
+        complain(
+            f"gpuscope: process {pid} ({command}) still runs: if it uses a GPU, it will write its "
+            f"trace to {work}"
+        )
+
+
+def _lack(facts: Facts, files: list[Path]) -> str:
+    """Return what is not in the traces of a process that is gone, or ``""``."""
+    if not facts.ended:
+        return (
+            "was killed or crashed: its trace ends before that"
+            if files
+            else "was killed or crashed before anything that it did was written: that is lost"
+        )
+    if facts.lost:
+        is_partly_there = " but for what had been written before" * bool(files)
+        return f"has ended, but what it did is lost{is_partly_there}: {', '.join(facts.lost)}"
+    return ""
+
+
+def _why_nothing(work: Path) -> str:
+    """Return why no process left a trace: none could, or none had what to record."""
+    probe = work / "probe"
+    try:
+        write_text(probe, "can be written")
+        probe.unlink()
+    except (GpuscopeError, OSError) as error:
+        return f"{error}. Choose another --out, or make room"
+    cupti = check_cupti()
+    unseen = f"\ngpuscope: CUDA is not seen here: {cupti.found}: {cupti.todo}"
+    return (
+        "no process of the program worked with CUDA or on a device of gpuscope of the kinds that "
+        f"--device names{unseen * (not cupti.ok)}"
+    )
+
+
+def _running(order: str) -> dict[int, str]:
+    """Return the Python processes that have this order and do not end soon (Linux).
+
+    Returns
+    -------
+    dict
+        Number → the command.
+    """
+    entry = f"{VARIABLE}={order}".encode()
+    end_s = time.monotonic() + _OTHERS_S
+    while True:
+        running: dict[int, str] = {}
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
+                is_python = (process / "exe").readlink().name.startswith("python")
+                if is_python and entry in (process / "environ").read_bytes().split(b"\0"):
+                    command = (process / "cmdline").read_bytes().replace(b"\0", b" ").strip()
+                    if not any(helper in command for helper in _HELPERS):
+                        words = shortened(command.decode("utf-8", "replace"), _SHOWN)
+                        running[int(process.name)] = words
+        if not running or time.monotonic() >= end_s:
+            return running
+        time.sleep(_LOOK_S)
+
+
+def _traces_of(facts: Path) -> list[Path]:
+    """Return the files of a process, by number: its traces, and the journals of what has none."""
+    of_number: dict[str, Path] = {}
+    for ending in (JOURNAL, ".parquet"):
+        for path in sorted(facts.parent.glob(f"{facts.stem}-*{ending}")):
+            if not path.name.endswith(SO_FAR):
+                of_number[path.stem] = path
+    return [of_number[stem] for stem in sorted(of_number, key=lambda stem: (len(stem), stem))]
+
+
+def _clear(work: Path, done: list[Path], *, is_used: bool) -> None:
+    """Remove what is done with, and the folder unless it is used or there is more in it."""
+    for path in done:
+        path.unlink(missing_ok=True)
+        path.with_suffix(JOURNAL).unlink(missing_ok=True)
+        path.with_suffix(SO_FAR).unlink(missing_ok=True)
+        for partial in work.glob(f".{path.stem}.*"):  # a killed process's
+            shutil.rmtree(partial)
+    if left := sorted(path.name for path in work.iterdir()):
+        complain(
+            f"gpuscope: {work} stays, with {', '.join(left[:_MOST])}{', …' * (len(left) > _MOST)}"
+        )
+    elif not is_used:
+        work.rmdir()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text("utf-8")
+    except ProcessLookupError:
+        return False
+    except OSError:  # not ours, or no /proc
+        return True
+
+
+def _base(wanted: Wanted, facts: Facts) -> tuple[str, str]:
+    """Return the path of a process's traces without what tells them apart, and the suffix."""
+    target = wanted.target
+    who = f"{facts.name}-{facts.pid}"
+    chosen = of_suffix(target.name)
+    if chosen is None or target.is_dir():
+        return str(target / who), wanted.suffix
+    ending = next(end for end in chosen.suffixes if target.name.lower().endswith(end))
+    base = str(target)[: -len(ending)]
+    return base if facts.pid == wanted.program else f"{base}-{who}", ending
+
+
+def _is_published(
+    file: Path, facts: Facts, base: str, suffix: str, ours: list[Path], *, report: bool, title: str
+) -> bool:
+    """Write a trace, and its report, under names that nobody uses; returns whether that worked.
+
+    Parameters
+    ----------
+    ours
+        What this command has written; what is written now is added.
+    """
+    try:
+        if file.suffix == JOURNAL:
+            trace = last_trace(file, facts)
+        else:
+            trace = read_parquet(file)
+            if not facts.ended or file.name in facts.lost:
+                trace = cut_short(trace, file.stat().st_mtime_ns, facts)
+        make_folder(Path(base).parent)
+        path = _unused(base, suffix, ours, with_page=report)
+        try:
+            written = [export(trace, path)]
+        except BaseException:
+            path.unlink(missing_ok=True)  # empty, and ours
+            raise
+        page = path.with_name(f"{path.name.removesuffix(suffix)}.html")
+        if report and not page.exists():
+            written.append(trace_report(trace, page, title=title))
+    except (GpuscopeError, OSError) as error:
+        complain(f"gpuscope: {error}\ngpuscope: the trace is {file}")
+        return False
+    ours += written
+    if len(ours) <= _TOLD:
+        with whatever_happens("what was found is not shown"):
+            _tell(trace, title, is_first=len(ours) == len(written))
+        for path in written:
+            complain(f"gpuscope: wrote {path}")
+    return True
+
+
+def _tell(trace: Trace, title: str, *, is_first: bool) -> None:
+    """Say what a trace comes to, and what is in it: all of it is to be one screen."""
+    width = terminal_width()
+    texts = [to_text(finding) for finding in findings(trace).findings[:_FOUND]]
+    lines = [line for text in texts for line in text.splitlines()]
+    lines = lines if is_first else lines[:1]
+    for line in [*lines, f"{title}: {counted(trace.kind_counts())}; {trace.origin}"]:
+        words = shortened(line, 2 * width, _TALLEST * width)
+        complain(paragraph(f"gpuscope: {words}", width))
+
+
+def _unused(base: str, suffix: str, ours: list[Path], *, with_page: bool) -> Path:
+    """Make an empty file under a name that nobody uses, nor as a report, and return its path."""
+    for number in itertools.count(1):
+        name = base if number == 1 else f"{base}-{number}"
+        path, taken = Path(f"{name}{suffix}"), Path(f"{name}.html")
+        if not (with_page and os.path.lexists(taken)):
+            try:
+                path.open("x").close()
+            except FileExistsError:
+                taken = path
+            else:
+                return path
+        if number == 1 and taken not in ours:  # as of another image of the same process
+            complain(f"gpuscope: {taken} is there already")
+    raise AssertionError

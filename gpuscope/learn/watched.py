@@ -182,7 +182,7 @@ class HostFunctions:
         enter, wait, is_set = Condition.__enter__, Condition.wait, ThreadEvent.is_set
 
         def note(condition: Untyped) -> None:
-            running, lock = self._of_thread.running, condition._lock
+            running, lock = self._of_thread.running, condition.acquire.__self__
             if running is not None:
                 running.locks.append(lock)
                 return

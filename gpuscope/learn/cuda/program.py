@@ -207,8 +207,8 @@ class CudaProgram:
             raise
         if self._runtime.end_captures() and self._failed is None:
             self._failed = "A capture was not ended: call cudaStreamEndCapture on its stream."
-        if told := self._failed or self._too_early:
-            raise Unmet(told)
+        if failure := self._failed or self._too_early:
+            raise Unmet(failure)
         if self._entry.returns == "cudaGraphExec_t":
             return self._runtime.executable(value)
         if self._entry.returns in ("float", "double"):

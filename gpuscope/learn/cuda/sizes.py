@@ -18,15 +18,15 @@ SIZES = struct.Struct("7Q")
 def require_sizes(*sizes: int) -> tuple[int, int]:
     """Return how many blocks of how many threads a launch has; refuses what CUDA refuses."""
     blocks, threads, shared = sizes[:3], sizes[3:6], sizes[6]
-    told = f"it was launched with {_times(blocks)} blocks of {_times(threads)} threads"
+    sizes_text = f"it was launched with {_times(blocks)} blocks of {_times(threads)} threads"
     limits = zip(blocks + threads, _MOST_BLOCKS + _MOST_THREADS, strict=True)
     if not all(1 <= size <= most for size, most in limits) or (
         math.prod(threads) > _MOST_THREADS_IN_ALL
     ):
         raise StreamError(
-            f"cudaErrorInvalidConfiguration: {told}; a kernel has at least one of each, at most "
-            f"{_times(_MOST_BLOCKS)} blocks, and in a block at most {_times(_MOST_THREADS)} and "
-            f"{_MOST_THREADS_IN_ALL:,} threads in all"
+            f"cudaErrorInvalidConfiguration: {sizes_text}; a kernel has at least one of each, "
+            f"at most {_times(_MOST_BLOCKS)} blocks, and in a block at most "
+            f"{_times(_MOST_THREADS)} and {_MOST_THREADS_IN_ALL:,} threads in all"
         )
     if shared > _MOST_SHARED:
         raise StreamError(
@@ -35,7 +35,7 @@ def require_sizes(*sizes: int) -> tuple[int, int]:
         )
     if max(*blocks[1:], *threads[1:]) > 1:
         raise CapabilityError(
-            f"{told}; the kernels of the exercises have blocks and threads in one dimension "
+            f"{sizes_text}; the kernels of the exercises have blocks and threads in one dimension "
             "(cudaErrorNotSupported)"
         )
     return blocks[0], threads[0]

@@ -182,7 +182,7 @@ class HostFunctions:
         enter, wait, is_set = Condition.__enter__, Condition.wait, ThreadEvent.is_set
 
         def note(condition: Untyped) -> None:
-            running, lock = self._of_thread.running, condition._lock
+            running, lock = self._of_thread.running, condition.acquire.__self__
             if running is not None:
                 running.locks.append(lock)
                 return
@@ -201,10 +201,10 @@ class HostFunctions:
             return came
 
         def asking(event: Untyped) -> bool:
-            found = is_set(event)
-            if found:
+            is_now_set = is_set(event)
+            if is_now_set:
                 note(event._cond)
-            return found
+            return is_now_set
 
         Condition.__enter__, Condition.wait = entering, waiting  # type: ignore[method-assign,assignment]
         ThreadEvent.is_set = asking  # type: ignore[method-assign,assignment]

@@ -244,8 +244,8 @@ def _require_working(path: str, *, is_inside: bool) -> None:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise CapabilityError(f"{path} does not work: {error}") from error
     if done.returncode:
-        said = _errors(done.stderr).removesuffix(".")
-        raise CapabilityError(f"{path} compiles no empty program that runs: {said}")
+        complaint = _errors(done.stderr).removesuffix(".")
+        raise CapabilityError(f"{path} compiles no empty program that runs: {complaint}")
 
 
 def _compile(
@@ -294,8 +294,8 @@ def compiled(text: str, *, is_inside: bool) -> Compiled:
 
 def _errors(text: str) -> str:
     """Return what a compiler complains of: first in the learner's lines, else anywhere."""
-    found = _ERROR.findall(text)
-    lines = [f"Line {line}: {_UNCONFIGURED.sub(_CONFIGURE, what)}" for line, what in found]
+    line_errors = _ERROR.findall(text)
+    lines = [f"Line {line}: {_UNCONFIGURED.sub(_CONFIGURE, what)}" for line, what in line_errors]
     others = re.findall(r"(?:error: |undefined reference ).*", text)
     says = ". ".join((lines or others or [text.strip()[-300:] or "It says nothing"])[:_SHOWN]) + "."
     if _LACKS.search(says):

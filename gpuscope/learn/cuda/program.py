@@ -15,9 +15,10 @@ from gpuscope.device.pinned import PinnedArray
 from gpuscope.device.stream import Stream
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.learn.attempt import Unmet
+from gpuscope.learn.cuda.codes import NOT_READY, code_of
 from gpuscope.learn.cuda.compiling import Signature, as_cpp, compiled, compiler
 from gpuscope.learn.cuda.inside import Inside
-from gpuscope.learn.cuda.runtime import NOT_READY, KernelOf, Runtime, code_of
+from gpuscope.learn.cuda.runtime import KernelOf, Runtime
 from gpuscope.learn.cuda.separate import Separate
 from gpuscope.learn.cuda.shared import HEADING
 from gpuscope.workloads.handle import Handle
@@ -206,8 +207,8 @@ class CudaProgram:
             raise
         if self._runtime.end_captures() and self._failed is None:
             self._failed = "A capture was not ended: call cudaStreamEndCapture on its stream."
-        if told := self._failed or self._too_early:
-            raise Unmet(told)
+        if failure := self._failed or self._too_early:
+            raise Unmet(failure)
         if self._entry.returns == "cudaGraphExec_t":
             return self._runtime.executable(value)
         if self._entry.returns in ("float", "double"):

@@ -4,9 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
-import re
-import struct
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import TypeAlias
@@ -27,9 +24,11 @@ from gpuscope.errors import (
     InvalidOperand,
     StreamError,
 )
+from gpuscope.learn.cuda.codes import NOT_READY
 from gpuscope.learn.cuda.compiling import Signature
 from gpuscope.learn.cuda.inside import PinnedMemory
 from gpuscope.learn.cuda.shared import SharedMemory
+from gpuscope.learn.cuda.sizes import SIZES, require_sizes
 from gpuscope.workloads.handle import Handle
 
 KernelOf: TypeAlias = Handle | Kernel
@@ -38,35 +37,11 @@ Calling: TypeAlias = Callable[[int, int], None]
 """Has the program run a function of its own with a pointer, both by address."""
 Answer: TypeAlias = tuple[int, bytes]
 
-INVALID_VALUE, INVALID_HANDLE, NOT_READY = 1, 400, 600
-_CODES = {
-    "InvalidValue": INVALID_VALUE,
-    "MemoryAllocation": 2,
-    "InvalidConfiguration": 9,
-    "MissingConfiguration": 52,
-    "InvalidDeviceFunction": 98,
-    "IllegalState": 401,
-    "NotReady": NOT_READY,
-    "NotSupported": 801,
-    "StreamCaptureUnsupported": 900,
-    "StreamCaptureInvalidated": 901,
-    "StreamCaptureMerge": 902,
-    "StreamCaptureUnmatched": 903,
-    "StreamCaptureUnjoined": 904,
-    "StreamCaptureIsolation": 905,
-    "StreamCaptureImplicit": 906,
-    "CapturedEvent": 907,
-}
 _TO_HOST, _TO_DEVICE = 2, 1
 _DISABLE_TIMING, _NON_BLOCKING = 2, 1
 _STREAM_FLAGS, _EVENT_FLAGS, _HOST_FLAGS = 1, 3, 7
 """All that there are here."""
 _RELAXED = 2
-_MOST_BLOCKS, _MOST_THREADS = (2**31 - 1, 65_535, 65_535), (1_024, 1_024, 64)
-_MOST_THREADS_IN_ALL, _MOST_SHARED = 1_024, 48 << 10
-"""Of a launch, by dimension; the shared memory that a block gets of a kernel whose attributes
-nobody sets. CUDA C++ Programming Guide, "Compute Capabilities"."""
-_SIZES = struct.Struct("7Q")
 _UNCONFIGURED, _UNKNOWN = 2**64 - 1, 2**64 - 2
 """What the header says instead of the number of a kernel."""
 _FLOAT = np.dtype("float32")
@@ -75,13 +50,6 @@ _PAGE = 4096
 _FIRST_ADDRESS, _ALIGNMENT = 0x2100_0000_0000, 512
 """Where a program has memory of the GPU: behind the page-locked memory, where nothing else lies.
 The header knows, too."""
-
-
-def code_of(error: GpuscopeError) -> int:
-    """Return CUDA's number of an error."""
-    name = re.search(r"cudaError(\w+)", str(error))
-    default = INVALID_HANDLE if isinstance(error, StreamError) else INVALID_VALUE
-    return _CODES.get(name[1], default) if name is not None else default
 
 
 class Runtime:
@@ -350,13 +318,13 @@ class Runtime:
                 "cudaErrorInvalidDeviceFunction: a host function call cannot be configured: only "
                 "kernels are launched"
             )
-        grid, block = _require_sizes(*_SIZES.unpack_from(payload))
+        grid, block = require_sizes(*SIZES.unpack_from(payload))
         signature, kernel = self._kernels[number]
         chosen = self._stream(stream)
         if isinstance(kernel, Handle):
             kernel.execute(stream=chosen)
             return 0, b""
-        words = [payload[at : at + 8] for at in range(_SIZES.size, len(payload), 8)]
+        words = [payload[at : at + 8] for at in range(SIZES.size, len(payload), 8)]
         values = [self._value(*pair) for pair in zip(signature.types, words, strict=True)]
         chosen.launch(kernel, *values, grid=grid, block=block)
         return 0, b""
@@ -456,33 +424,3 @@ def _require_flags(flags: int, possible: int) -> None:
     """Refuse flags that there are not."""
     if flags & ~possible:
         raise InvalidOperand(f"there is no flag {flags & ~possible:#x} for this call here")
-
-
-def _require_sizes(*sizes: int) -> tuple[int, int]:
-    """Return how many blocks of how many threads a launch has; refuses what CUDA refuses."""
-    blocks, threads, shared = sizes[:3], sizes[3:6], sizes[6]
-    told = f"it was launched with {_times(blocks)} blocks of {_times(threads)} threads"
-    limits = zip(blocks + threads, _MOST_BLOCKS + _MOST_THREADS, strict=True)
-    if not all(1 <= size <= most for size, most in limits) or (
-        math.prod(threads) > _MOST_THREADS_IN_ALL
-    ):
-        raise StreamError(
-            f"cudaErrorInvalidConfiguration: {told}; a kernel has at least one of each, at most "
-            f"{_times(_MOST_BLOCKS)} blocks, and in a block at most {_times(_MOST_THREADS)} and "
-            f"{_MOST_THREADS_IN_ALL:,} threads in all"
-        )
-    if shared > _MOST_SHARED:
-        raise StreamError(
-            f"cudaErrorInvalidValue: it was launched with {shared:,} bytes of shared memory for "
-            f"each block; there are {_MOST_SHARED:,}"
-        )
-    if max(*blocks[1:], *threads[1:]) > 1:
-        raise CapabilityError(
-            f"{told}; the kernels of the exercises have blocks and threads in one dimension "
-            "(cudaErrorNotSupported)"
-        )
-    return blocks[0], threads[0]
-
-
-def _times(sizes: tuple[int, ...]) -> str:
-    return " × ".join(f"{size:,}" for size in sizes)

@@ -5,6 +5,8 @@
 #   make test READERS=no         without the tests that open exports with other tools
 #   make test WHEEL=no           without the test of a wheel in an environment of its own
 #   make lite PYODIDE=folder     host Pyodide from this folder instead of a CDN
+#   make test-gpu WORKERS=2      how many tests share the GPU; those that measure run alone, behind them
+#   make test-gpu ARGS='-m gpu_alone'   with options of pytest's: here, those that run alone
 #   make test-gpu OFFLINE=1      on a machine without a network, after `make gpu-wheels` elsewhere
 #   make fuzz EXAMPLES=20000     how many examples each property is tried on
 
@@ -19,6 +21,8 @@ READERS ?= yes
 WHEEL ?= yes
 PYTHONS ?= 3.11 3.12 3.13 3.14
 OFFLINE ?=
+WORKERS ?=
+ARGS ?=
 PYODIDE ?=
 EXAMPLES ?= 2000
 
@@ -144,7 +148,7 @@ bench:
 
 test-gpu:
 	@$(GPU_SETUP)
-	$(GPU_PY) -m pytest -m gpu tests/gpu tests/contract
+	$(GPU_PY) scripts/gpu_tests.py $(addprefix --workers ,$(WORKERS)) $(ARGS)
 
 bench-gpu:
 	@$(GPU_SETUP)

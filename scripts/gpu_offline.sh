@@ -2,7 +2,7 @@
 # Run a command on a GPU machine without a network, over the machine's own Python packages
 # and the wheels that `make gpu-wheels` put into .wheels/:
 #
-#   scripts/gpu_offline.sh python3 -m pytest -m gpu tests/gpu tests/contract
+#   scripts/gpu_offline.sh python3 scripts/gpu_tests.py
 #
 # SITE=folder keeps the unpacked wheels there for the next call; else they go when the
 # command ends.

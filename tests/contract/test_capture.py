@@ -66,6 +66,7 @@ def test_a_graph_reads_what_is_there_when_it_is_launched(gpu, operands):
         graph.close()
 
 
+@pytest.mark.gpu_alone("looks whether work is done at once")
 def test_without_a_selected_stream_a_launch_waits(gpu, operands, spin):
     with gpu.create_stream() as stream:
         with stream.capture() as graph:

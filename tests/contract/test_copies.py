@@ -40,6 +40,7 @@ def test_pinned_memory_is_an_array_of_any_shape(gpu, shape):
     array[...] = 2
 
 
+@pytest.mark.gpu_alone("20 ms must outlast what takes memory")
 def test_pinned_copies_return_at_once(gpu, held):
     up, down, device = gpu.empty_pinned(ITEMS), gpu.empty_pinned(ITEMS), gpu.empty(ITEMS)
     up[...] = 1
@@ -80,6 +81,7 @@ def test_the_legacy_stream_and_the_thread_s_own_wait_for_each_other(gpu):
     spin.close()
 
 
+@pytest.mark.gpu_alone("20 ms must outlast a wait")
 def test_streams_of_ours_know_no_barrier(gpu):
     spin = Spin(gpu, duration_ns=20_000_000)
     spin.execute()
@@ -92,6 +94,7 @@ def test_streams_of_ours_know_no_barrier(gpu):
     spin.close()
 
 
+@pytest.mark.gpu_alone("20 ms must outlast a wait")
 @pytest.mark.parametrize("blocking", [False, True])
 def test_a_wait_for_the_legacy_stream_is_one_for_blocking_streams(gpu, blocking):
     """Also where nothing was queued on the legacy stream itself."""

@@ -7,6 +7,7 @@ import pytest
 import gpuscope as gs
 
 
+@pytest.mark.gpu_alone("measures energy")
 def test_a_round_draws_more_than_the_gpu_at_rest(gpu):
     if gpu.backend.energy_j() is None:
         pytest.skip("the driver of this GPU counts no energy")

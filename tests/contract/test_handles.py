@@ -517,6 +517,7 @@ def ring(gpu):
     }
 
 
+@pytest.mark.gpu_alone("30 ms must outlast a wait")
 @pytest.mark.parametrize("kind", ["gemm", "copy", "spin"])
 def test_handle_09_calls_in_a_ring_overlap(gpu, hold, watcher, kind):
     """Call i waits for the call that had its context before, and for no other."""

@@ -344,6 +344,7 @@ def test_scratch_04_contexts_are_left_innermost_first(device):
 # -- 5: reuse -----------------------------------------------------------------------------
 
 
+@pytest.mark.gpu_alone("30 ms must outlast what takes memory")
 def test_scratch_05_reused_on_its_stream_at_once_and_on_another_not(gpu):
     with gpu.create_stream() as one, gpu.create_stream() as two:
         for stream in (one, two):
@@ -360,6 +361,7 @@ def test_scratch_05_reused_on_its_stream_at_once_and_on_another_not(gpu):
         assert not one.is_done, "nobody waited"
 
 
+@pytest.mark.gpu_alone("30 ms must outlast what takes memory")
 @pytest.mark.gpu
 def test_scratch_05_reused_on_another_stream_that_waited():
     gpu = gs.open_device("cuda:0", quiet=True)
@@ -381,6 +383,7 @@ def test_scratch_05_reused_on_another_stream_that_waited():
     gpu.close()
 
 
+@pytest.mark.gpu_alone("30 ms must outlast what takes memory")
 @pytest.mark.gpu
 def test_scratch_05_a_wait_for_an_earlier_point_is_not_enough():
     gpu = gs.open_device("cuda:0", quiet=True)

@@ -164,6 +164,7 @@ def test_streams_05_waiting_for_an_unrecorded_event_does_nothing(gpu):
         stream.synchronize()
 
 
+@pytest.mark.gpu_alone("30 ms must outlast a wait")
 def test_streams_05_recording_again_changes_nothing_for_queued_waits(gpu):
     with gpu.create_stream() as one, gpu.create_stream() as other:
         event = one.record()
@@ -359,6 +360,7 @@ def test_streams_08_two_threads_launching_one_workload_do_not_share_memory(gpu, 
         handle.close()
 
 
+@pytest.mark.gpu_alone("measures overlap")
 def test_streams_10_two_streams_that_should_overlap_do(gpu):
     """The benchmark says how well; this says that they do, on their own partitions and not."""
     with gpu.carve({"a": 16, "b": "rest"}) as parts:

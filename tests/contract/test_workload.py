@@ -426,6 +426,7 @@ def test_workload_on_another_stream_waits_for_the_call_before(gpu):
         handle.close()
 
 
+@pytest.mark.gpu_alone("30 ms must outlast a wait")
 def test_workload_with_max_in_flight_calls_overlap(gpu):
     handle, out, other = fill(gpu, max_in_flight=2), gpu.empty(32), gpu.empty(32)
     assert handle.max_in_flight == 2

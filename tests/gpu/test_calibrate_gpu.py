@@ -14,7 +14,7 @@ from gpuscope.simulator.calibration.design import shapes
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
 from gpuscope.simulator.profiles.profile import Profile
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.gpu, pytest.mark.gpu_alone("calibrates it"), pytest.mark.timeout(400)]
 
 FRESH, SEED = 20, 20261121
 

@@ -14,7 +14,7 @@ import gpuscope as gs
 from gpuscope.device.cuda.health import clocks_of, gpus_in_use
 from gpuscope.trace.gpu_states import COUNTERS, POWER, REASONS, SM_CLOCK
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.gpu_alone("reads its clocks and power")]
 LASTS_NS = 1_000_000_000
 RUNS_BUSY = """
 import time, torch

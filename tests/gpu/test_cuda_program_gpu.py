@@ -41,6 +41,7 @@ def attempt(gpu, code, signature, *arguments, kernels=None):
         return lesson.watch(run, *given)
 
 
+@pytest.mark.gpu_alone("exercises are judged by what ran together, and how long")
 @pytest.mark.parametrize("name", NAMES)
 def test_an_exercise_in_cuda_is_judged_on_a_gpu_as_on_the_simulated_one(name):
     mistaken, number = [], name[:2]
@@ -62,6 +63,7 @@ def test_an_exercise_in_cuda_is_judged_on_a_gpu_as_on_the_simulated_one(name):
     assert not mistaken, "\n".join(map(str, mistaken))
 
 
+@pytest.mark.gpu_alone("measures a kernel's time")
 def test_kernels_events_and_copies_are_those_of_the_gpu(gpu):
     ones = gpu.asarray(np.ones(1024, "float32"))
     a = gs.learn.Step(gpu, 2 * MS, name="a")

@@ -411,6 +411,7 @@ def test_the_memory_limit_drops_counts_and_says_so(gpu):
     assert metadata.counts["dropped"] >= 300_000 - kernels
 
 
+@pytest.mark.gpu_alone("measures how soon a call returns")
 def test_work_still_running_is_waited_for_or_stays_open(gpu):
     long = Spin(gpu, duration_ns=60_000_000, name="long")
     long.execute()
@@ -474,6 +475,7 @@ def test_without_a_device_of_ours_a_process_is_recorded():
     )
 
 
+@pytest.mark.gpu_alone("compares times to 1 %")
 def test_kernels_are_timed_as_the_gpu_s_own_timer_tells(gpu):
     spin = Spin(gpu, duration_ns=5_000_000, name="spin")
     spin.execute()

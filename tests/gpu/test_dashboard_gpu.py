@@ -60,6 +60,7 @@ def test_without_its_guard_the_work_is_seen_elsewhere(dashboard):
     assert seen["load"].fraction == 1
 
 
+@pytest.mark.gpu_alone("measures how soon work ends")
 def test_stop_means_soon_whatever_is_queued(dashboard, gpu):
     """Half a second and the longest kernel: 20 ms spins, 64 of them allowed in flight."""
     dashboard.form.workloads.edit("small", repeats=1_000_000)

@@ -12,7 +12,10 @@ from gpuscope.device.cuda.health import processes_by_uuid
 from gpuscope.errors import GpuscopeError
 from gpuscope.judging import Budget, check
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.gpu_alone("compares times, and counts who else is there"),
+]
 
 
 @pytest.fixture(scope="module")

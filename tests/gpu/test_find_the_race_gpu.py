@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 from race_answers import RIGHT, WRONG, changed, judged, parts
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.gpu_alone("exercises are judged by what ran together, and how long"),
+    pytest.mark.timeout(300),
+]
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,7 @@ def test_mm_out_06_the_stream_of_an_interface_is_followed_by_an_event(gpu):
     assert (gpu.to_host(out) == 4).all()
 
 
+@pytest.mark.gpu_alone("50 ms must outlast what takes memory")
 @pytest.mark.parametrize("default", [1, 2])
 def test_mm_out_06_default_streams_are_followed_too(gpu, default):
     ones, out = gpu.asarray(np.ones((4, 4)), "float32"), gpu.empty((4, 4))

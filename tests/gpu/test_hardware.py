@@ -82,6 +82,7 @@ def beside(gpu, workloads):
     return sorted(zip(kernels.array("start_ns"), kernels.array("end_ns"), strict=True))
 
 
+@pytest.mark.gpu_alone("needs blocks of two kernels on the SMs at a time")
 @pytest.mark.parametrize("key", ["cuda:0", "sim:h200"])
 def test_a_spin_of_a_block_an_sm_leaves_no_room_beside_it(key):
     with contextlib.closing(gs.open_device(key, quiet=True)) as device:
@@ -98,6 +99,7 @@ def test_a_spin_of_a_block_an_sm_leaves_no_room_beside_it(key):
         assert start < end - 1_000_000
 
 
+@pytest.mark.gpu_alone("needs blocks of two kernels on the SMs at a time")
 def test_blocks_that_leave_room_spread_over_free_sms_and_then_share_them(gpu):
     kernel, count = gpu.compile(NAP, "nap"), 50
     arrays = [gpu.asarray(np.zeros(1024, np.uint32)) for _ in range(6)]
@@ -223,6 +225,7 @@ def test_a_stream_of_pytorch_is_a_selection(gpu):
     assert np.allclose(gpu.to_host(out), host @ host, atol=1e-4)
 
 
+@pytest.mark.gpu_alone("holds clocks to 100 µs")
 def test_event_brackets_state_one_sided_bounds(gpu):
     with gpu.create_stream() as stream:
         handle = gs.Gemm(gpu, m=1024, n=1024, k=1024)
@@ -248,6 +251,7 @@ def test_event_brackets_state_one_sided_bounds(gpu):
     assert recording.trace.metadata.gpu_states[0].sm_clock_mhz > 0
 
 
+@pytest.mark.gpu_alone("measures overlap and queue depth")
 def test_a_quickstart_like_experiment_keeps_the_gpu_busy(gpu):
     square = {"kind": "gemm", "dtype": "float16"}
     result = run(
@@ -322,6 +326,7 @@ def test_streams_that_others_made_know_whether_the_barrier_holds_them(gpu):
     ]  # fmt: skip
 
 
+@pytest.mark.gpu_alone("5 ms must outlast three calls")
 @pytest.mark.parametrize("source", ["cupti", "events"])
 def test_a_blocking_stream_is_explained_by_the_legacy_default_streams_barrier(gpu, source):
     first = Spin(gpu, duration_ns=5_000_000, name="first")

@@ -72,6 +72,7 @@ def confirmed(gpu, race):
     ]
 
 
+@pytest.mark.gpu_alone("delays of ms must show")
 @pytest.mark.parametrize("race", [*TRIED, *BORROWED], ids=str)
 def test_a_race_is_confirmed_and_its_twin_is_not(gpu, race):
     racy, twin = confirmed(gpu, race)
@@ -79,6 +80,7 @@ def test_a_race_is_confirmed_and_its_twin_is_not(gpu, race):
     assert twin.startswith("could not be tried: the program shows no")
 
 
+@pytest.mark.gpu_alone("delays of ms must show")
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "bool"])
 def test_what_pytorch_returns_is_compared(gpu, kind):
     torch = pytest.importorskip("torch")
@@ -93,6 +95,7 @@ def test_what_pytorch_returns_is_compared(gpu, kind):
     assert gs.confirm(hazard, program, gpu).status == "confirmed"
 
 
+@pytest.mark.gpu_alone("delays of ms must show")
 @pytest.mark.parametrize("run", range(5))
 def test_an_interrupt_in_any_run_leaves_the_gpu_usable(gpu, run):
     race = next(race for race in TRIED if race.name == "read after a slow write")
@@ -112,6 +115,7 @@ def test_an_interrupt_in_any_run_leaves_the_gpu_usable(gpu, run):
     assert confirmed(gpu, race)[0] == "confirmed"
 
 
+@pytest.mark.gpu_alone("delays of ms must show")
 @pytest.mark.parametrize("lost", [False, True])
 def test_branches_of_one_graph_are_confirmed(gpu, lost):
     def program():

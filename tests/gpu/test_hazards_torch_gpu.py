@@ -252,6 +252,7 @@ def branches_of_a_graph(_gpu, *, ordered):
     return seen
 
 
+@pytest.mark.gpu_alone("delays of ms must show")
 @pytest.mark.parametrize("race", [a_graph_first, a_graph_second, branches_of_a_graph])
 def test_a_race_through_a_graph_is_confirmed(gpu, race):
     race(gpu, ordered=False)  # what is captured must be loaded

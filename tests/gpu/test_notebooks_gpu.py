@@ -15,13 +15,16 @@ MEASURED = {"05_carving_sms.ipynb": {"evidence": ("resident",)}}
 SIMULATED = ("14_a_small_server.ipynb",)
 """All of it runs on the simulated GPU, as it says."""
 
+ALONE = pytest.mark.gpu_alone("lessons are judged by what ran together, and how long")
+PLAYED = [pytest.param(name, marks=() if name in SIMULATED else ALONE) for name in LESSONS]
+
 
 def available(played):
     """Return the results of what can be tried: exercises in C++ need nvcc, others PyTorch."""
     return [one for one in played.results.values() if one.verdict != "not available"]
 
 
-@pytest.mark.parametrize("name", LESSONS)
+@pytest.mark.parametrize("name", PLAYED)
 def test_what_a_lesson_says_holds_on_a_gpu(name):
     key = KEYS[name]
     answers = {**key.right, **MEASURED.get(name, {})}
@@ -32,7 +35,7 @@ def test_what_a_lesson_says_holds_on_a_gpu(name):
     assert not wrong, "\n".join(map(str, wrong))
 
 
-@pytest.mark.parametrize("name", LESSONS)
+@pytest.mark.parametrize("name", PLAYED)
 def test_wrong_answers_are_told_so_on_a_gpu(name):
     key = KEYS[name]
     played = play(name, device="cuda:0", answers=key.wrong, changed=key.failed)
@@ -44,7 +47,7 @@ def test_wrong_answers_are_told_so_on_a_gpu(name):
     assert all("Not this time." in outcome.html() for outcome in outcomes)
 
 
-@pytest.mark.parametrize("name", [name for name in LESSONS if name[:2] in WRONG])
+@pytest.mark.parametrize("name", [name for name in PLAYED if name.values[0][:2] in WRONG])
 def test_programs_are_judged_on_a_gpu_as_on_the_simulated_one(name):
     mistaken = []
     with prepared("cuda:0") as prepare:

@@ -154,6 +154,7 @@ def test_projection(recorded, tables):
     assert found == expected
 
 
+@pytest.mark.gpu_alone("compares times to 15 %")
 def test_the_quickstart_under_nsys_and_by_ourselves(nsys, tmp_path):
     """The same program, recorded by nsys and imported, and recorded by us."""
     plain = Experiment.from_file(ROOT / "examples" / "quickstart.toml").to_dict()

@@ -32,7 +32,11 @@ from programs import (
 
 import gpuscope as gs
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.gpu_alone("latches open µs apart, and give up"),
+    pytest.mark.timeout(240),
+]
 
 PROGRAMS = 1000
 ROWS = 4096

@@ -8,7 +8,7 @@ import pytest
 import gpuscope as gs
 from gpuscope.trace import put_inside
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.gpu_alone("compares times to the µs")]
 torch = pytest.importorskip("torch")
 triton = pytest.importorskip("triton")
 proton = pytest.importorskip("triton.profiler")

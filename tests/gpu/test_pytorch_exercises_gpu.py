@@ -32,6 +32,7 @@ def test_without_cuda_it_is_not_available(gpu, monkeypatch):
         gs.learn.pytorch(gpu)
 
 
+@pytest.mark.gpu_alone("exercises are judged by what ran together, and how long")
 @pytest.mark.parametrize("name", NAMES)
 def test_an_exercise_in_pytorch_is_judged_on_a_gpu_as_on_the_simulated_one(name):
     mistaken, number = [], name[:2]

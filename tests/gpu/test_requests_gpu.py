@@ -6,7 +6,7 @@ import pytest
 
 import gpuscope as gs
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.gpu_alone("holds latencies to limits")]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import gpuscope as gs
 from gpuscope.trace.naming import kernel_name, stream_names, thread_names
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.gpu_alone("measures idle time")]
 torch = pytest.importorskip("torch")
 STEPS = 40
 

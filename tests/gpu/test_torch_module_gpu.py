@@ -93,6 +93,7 @@ def test_closing_frees_the_pool(gpu):
             assert torch.cuda.memory_reserved() == before
 
 
+@pytest.mark.gpu_alone("measures overlap")
 def test_modules_on_two_partitions_overlap(gpu):
     described = {
         "name": "two modules", "alone_repeats": 5,

@@ -139,6 +139,7 @@ def test_recording_changes_no_result(gpu, observe):
 
 
 # -- block records --------------------------------------------------------------------------
+@pytest.mark.gpu_alone("compares times to 5 µs")
 def test_every_block_of_a_product_is_recorded_once(gpu, observe):
     m, n, k = BIG
     with TracedGemm(gpu, m=m, n=n, k=k) as handle, gpu.create_stream() as stream:
@@ -247,6 +248,7 @@ def test_unobserved_launches_take_no_memory_for_records(gpu, monkeypatch):
         stream.synchronize()
 
 
+@pytest.mark.gpu_alone("60 ms must outlast forty uploads")
 def test_records_that_nobody_keeps_overwrite_nobodys_memory(gpu):
     """The launch writes to memory that was let go of; only its own stream may have it again."""
 

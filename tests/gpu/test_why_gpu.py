@@ -9,7 +9,7 @@ import pytest
 import gpuscope as gs
 from gpuscope.workloads.spin import Spin
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.gpu_alone("measures what delays do")]
 LONG_NS, SHORT_NS = 4_000_000, 1_000_000
 
 

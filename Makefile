@@ -30,12 +30,15 @@ PY = .venv/bin/python
 WHEELS = python=$$(scripts/find_python.sh) && "$$python" scripts/wheels.py
 SETUP = python=$$(scripts/find_python.sh) && "$$python" scripts/setup_venv.py --cuda $(CUDA_EXTRA)
 
+# Tests of what calls packages that pyproject.toml names.
+USES_PACKAGES = $(addprefix tests/unit/,formats cli/test_cli.py widgets/test_dashboard.py analyses/test_sql.py search/test_scale_out.py)
+
 # Python on the GPU machine: the checkout's environment or, offline, the machine's own.
 GPU_PY = $(if $(OFFLINE),scripts/gpu_offline.sh python3,$(PY))
 GPU_SETUP = $(if $(OFFLINE),:,$(SETUP) gpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test coverage style types types-of-scripts other-programs test-wheel wheels test-wheels test-perfetto test-pythons lock news lab bench test-gpu bench-gpu docs lite fuzz gpu-wheels clean distclean
+.PHONY: help run check test coverage style types types-of-scripts other-programs test-wheel wheels test-wheels test-lowest test-perfetto test-pythons lock news lab bench test-gpu bench-gpu docs lite fuzz gpu-wheels clean distclean
 
 help:
 	@echo 'make run         set up, run examples/quickstart.toml, write out/quickstart'
@@ -47,6 +50,7 @@ help:
 	@echo 'make test-perfetto   the trace processor that Perfetto offers for download reads our traces'
 	@echo 'make test-wheels use each of these in an environment of its own, and time it'
 	@echo 'make test-pythons   the tests without a browser on each Python of $(PYTHONS) that is installed'
+	@echo 'make test-lowest the quickstart, and the tests of what uses other packages, with the oldest of these that pyproject.toml allows'
 	@echo 'make lab         open JupyterLab on notebooks/'
 	@echo 'make bench       benchmarks that need no GPU'
 	@echo 'make test-gpu    tests on this GPU (OFFLINE=1: with the wheels in .wheels/)'
@@ -118,6 +122,14 @@ test-pythons:
 		python$$version scripts/setup_venv.py --cuda none --folder $$folder test && \
 		$$folder/bin/python -m pytest -m "not gpu and not ui" --ignore=tests/interop -n auto --dist loadfile || exit; \
 	done
+
+test-lowest:
+	@rm -rf .cache/lowest
+	@python3.11 -m venv .cache/lowest
+	@.cache/lowest/bin/python -m pip install -q uv==0.13.9
+	.cache/lowest/bin/uv pip install --python .cache/lowest/bin/python --resolution lowest-direct --editable '.[test]'
+	.cache/lowest/bin/gpuscope quickstart --force --out .cache/lowest/quickstart
+	.cache/lowest/bin/python -m pytest -n auto --dist loadfile $(USES_PACKAGES)
 
 lock:
 	@rm -rf .cache/lock

@@ -97,8 +97,8 @@ class Capabilities:
     partitions
         SMs can be carved.
     partition_path
-        How: ``"composed quanta"`` (drivers 12.4 to 13.0), ``"heterogeneous split"``
-        (13.1 and newer), ``"simulated"``, or ``None``.
+        How: ``"composed quanta"`` (drivers 12.4 to 13.0, and newer ones that refuse the other
+        way), ``"heterogeneous split"`` (13.1 and newer), ``"simulated"``, or ``None``.
     arbitrary_split
         Counts that are not a multiple of the quantum can be granted.
     stream_ordered_memory

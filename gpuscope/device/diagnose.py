@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gpuscope._compiled import fastpath, why_not
 from gpuscope._libcupti import HOW_TO_INSTALL, library_path
+from gpuscope.device.api import Capabilities
 from gpuscope.device.cuda import driver
 from gpuscope.errors import GpuscopeError, MissingDependency
 
@@ -54,9 +55,9 @@ def check_gpu() -> list[Check]:
         checks.append(Check("CUDA", ok=True, found=f"driver has {driver.version_text(version)}"))
         wanted = driver.version_text(driver.GREEN_CONTEXTS)
         can = driver.capabilities(version, pools=True)
-        layout_words = f"by {can.partition_path}" if can.partitions else can.reasons["partitions"]
+        found = "the driver has them" if can.partitions else can.reasons["partitions"]
         todo = "" if can.partitions else f"update the driver to CUDA {wanted} or newer"
-        checks.append(Check("green contexts", ok=can.partitions, found=layout_words, todo=todo))
+        checks.append(Check("green contexts", ok=can.partitions, found=found, todo=todo))
     with _refusal_of("CuPy", checks):
         cupy = driver.import_cupy()
         checks.append(Check("CuPy", ok=True, found=str(cupy.__version__)))
@@ -69,10 +70,20 @@ def check_gpu() -> list[Check]:
             quanta = f"{layout.quanta} quanta of {layout.quantum_sm_count}"
             layout_words = f"{device.info.name}, {device.info.sm_count} SMs, {quanta}"
             checks.append(Check("cuda:0", ok=True, found=layout_words))
+            checks.append(_check_carving(device.capabilities))
             with device.backend.current():
                 free, total = cupy.cuda.runtime.memGetInfo()
             checks.append(_check_memory(free, total))
     return checks
+
+
+def _check_carving(can: Capabilities) -> Check:
+    """Check that the driver splits SMs, and say in which way it was found to do so."""
+    if not can.partitions:
+        todo = "update the driver: it has green contexts, but splits no SMs for them"
+        return Check("carving", ok=False, found=can.reasons["partitions"], todo=todo)
+    why = can.reasons.get("arbitrary_split")
+    return Check("carving", ok=True, found=f"by {can.partition_path}" + (f": {why}" if why else ""))
 
 
 def _check_memory(free: int, total: int) -> Check:

@@ -81,9 +81,11 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
             self._splitter: Untyped = None
             self._contexts: Untyped = None
             if self.capabilities.partitions:
-                at_once = self.capabilities.arbitrary_split
-                split = partition.HeterogeneousSplit if at_once else partition.ComposedQuanta
-                self._splitter = split(self._core, self._device.resources.sm)
+                sms = self._device.resources.sm
+                self._splitter, self.capabilities = partition.splitter_of(
+                    self._core, sms, self.capabilities
+                )
+            if self._splitter is not None:
                 self._contexts = partition.GreenContexts(self._core, self._device, self._splitter)
         self.layout: SmLayout = SmLayout(self.info.sm_count, 1, 0)
         if self._splitter is not None:
@@ -127,7 +129,7 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
 
     # -- partitions -------------------------------------------------------------------
     def check_plan(self, plan: CarvePlan) -> None:
-        """Ask the driver, where it can be asked without making anything."""
+        """Ask the driver, without making anything."""
         self._splitter.check(plan)
 
     def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[GrantedPartition]:

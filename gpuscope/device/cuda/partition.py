@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpuscope._types import Untyped
+from gpuscope.device.api import Capabilities
 from gpuscope.device.carve import REMAINDER, CarvePlan, PlannedPartition, SmLayout, sm_count_to_tell
 from gpuscope.device.raw import GrantedPartition
 from gpuscope.errors import InvalidPartition
@@ -23,7 +24,8 @@ class ComposedQuanta:
     """Drivers 12.4 to 13.0: split once into equal quanta, make each context of several.
 
     These drivers refuse groups of different sizes and refuse to split a group again, but
-    one green context may be made of several groups and the remainder.
+    one green context may be made of several groups and the remainder. Newer drivers that
+    refuse groups of different sizes are split so, too.
 
     Parameters
     ----------
@@ -57,6 +59,11 @@ class HeterogeneousSplit:
     Not verified on hardware: no such driver was at hand. Tested against a fake resource.
     A split always starts from the whole GPU, so a second carving beside a live one would
     be given the same SMs: it is refused. Only what a carving left over can be had later.
+
+    Raises
+    ------
+    InvalidPartition
+        The driver refuses groups of different sizes.
     """
 
     def __init__(self, core: Untyped, resource: Untyped) -> None:
@@ -66,12 +73,17 @@ class HeterogeneousSplit:
         total = int(resource.sm_count)
         self.layout = SmLayout(step, total // step, total % step)
         self._left: tuple[frozenset[int], Untyped] | None = None
+        sizes = [2 * step, step] if 3 * step <= total else [step]
+        self._groups(sizes, f"groups of {' and '.join(map(str, sizes))} SMs")
 
     def _left_over(self, planned: Sequence[PlannedPartition]) -> frozenset[int]:
         return self.layout.parts.difference(*(partition.parts for partition in planned))
 
     def check(self, plan: CarvePlan) -> None:
-        """Ask the driver by a dry run; creates nothing.
+        """Have the driver split; creates nothing, as only contexts are made of what it returns.
+
+        No dry run: for that, cuda.core gives ``cuDevSmResourceSplit`` no place for the
+        result, which the driver refuses together with counts.
 
         Raises
         ------
@@ -90,11 +102,9 @@ class HeterogeneousSplit:
                 "allow_shared: this driver splits the whole GPU at once and cannot be told which "
                 "SMs to share: close the live partitions first"
             )
-        self._split(plan.partitions, dry_run=True)
+        self._split(plan.partitions)
 
-    def _split(
-        self, planned: Sequence[PlannedPartition], *, dry_run: bool
-    ) -> tuple[list[Untyped], Untyped]:
+    def _split(self, planned: Sequence[PlannedPartition]) -> tuple[list[Untyped], Untyped]:
         """Return a group for each partition, and what is left over."""
         counted = list(planned)
         taker = None
@@ -102,21 +112,24 @@ class HeterogeneousSplit:
             # Its count need not be a multiple of the alignment, which a group's must be.
             taker = next((partition for partition in planned if REMAINDER in partition.parts), None)
             counted = [partition for partition in planned if partition is not taker]
-        groups, rest = [], self._resource
+        groups: list[Untyped] = []
+        rest = self._resource
         if counted:
-            counts = [partition.sm_count for partition in counted]
-            options = self._core.SMResourceOptions(count=counts, backfill=True)
-            try:
-                granted, rest = self._resource.split(options, dry_run=dry_run)
-            except Exception as error:
-                asked = ", ".join(f"{part.name}: {part.sm_count}" for part in counted)
-                words = f"the driver refuses to split into {asked} ({error})"
-                raise InvalidPartition(words) from error
-            groups = list(granted)
+            asked = ", ".join(f"{part.name}: {part.sm_count}" for part in counted)
+            groups, rest = self._groups([partition.sm_count for partition in counted], asked)
         if taker is not None:
             groups.insert(planned.index(taker), rest)
         _check_granted(planned, [int(group.sm_count) for group in groups])
         return groups, rest
+
+    def _groups(self, counts: list[int], asked: str) -> tuple[list[Untyped], Untyped]:
+        """Return groups of these sizes, and what is left over; ``asked`` says what for."""
+        options = self._core.SMResourceOptions(count=counts, backfill=True)
+        try:
+            groups, rest = self._resource.split(options)
+        except Exception as error:
+            raise InvalidPartition(f"the driver refuses to split into {asked} ({error})") from error
+        return list(groups), rest
 
     def _is_left(self, planned: Sequence[PlannedPartition]) -> bool:
         """Whether exactly what the latest split left over is asked for."""
@@ -128,9 +141,39 @@ class HeterogeneousSplit:
         if self._left is not None and self._is_left(planned):
             _check_granted(planned, [int(self._left[1].sm_count)])
             return [[self._left[1]]]
-        groups, rest = self._split(planned, dry_run=False)
+        groups, rest = self._split(planned)
         self._left = (self._left_over(planned), rest)
         return [[group] for group in groups]
+
+
+Splitter = ComposedQuanta | HeterogeneousSplit
+
+
+def splitter_of(
+    core: Untyped, resource: Untyped, can: Capabilities
+) -> tuple[Splitter | None, Capabilities]:
+    """Find out how a driver splits SMs.
+
+    Returns
+    -------
+    tuple
+        What splits them, ``None`` if nothing does; and ``can`` with what was found, and why what
+        drivers of this version should do is not possible.
+    """
+    reasons = dict(can.reasons)
+    if can.arbitrary_split:
+        try:
+            return HeterogeneousSplit(core, resource), can
+        except InvalidPartition as error:
+            reasons["arbitrary_split"] = str(error)
+            can = replace(
+                can, arbitrary_split=False, partition_path="composed quanta", reasons=reasons
+            )
+    try:
+        return ComposedQuanta(core, resource), can
+    except InvalidPartition as error:
+        reasons["partitions"] = str(error)
+        return None, replace(can, partitions=False, partition_path=None, reasons=reasons)
 
 
 def _most_groups(core: Untyped, resource: Untyped, size: int) -> tuple[list[Untyped], Untyped]:
@@ -187,9 +230,7 @@ class GreenContexts:
         The device (``cuda.core.Device``).
     """
 
-    def __init__(
-        self, core: Untyped, device: Untyped, splitter: ComposedQuanta | HeterogeneousSplit
-    ) -> None:
+    def __init__(self, core: Untyped, device: Untyped, splitter: Splitter) -> None:
         self._core = core
         self._device = device
         self._splitter = splitter

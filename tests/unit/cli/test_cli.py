@@ -20,6 +20,7 @@ import gpuscope as gs
 import gpuscope.cli.commands
 from gpuscope import cli
 from gpuscope.device import diagnose, select
+from gpuscope.device.api import Capabilities
 from gpuscope.device.cuda import driver
 from gpuscope.errors import DeviceUnavailable
 from gpuscope.simulator.calibration import command as calibration_command
@@ -620,6 +621,8 @@ class FakeGpu:
     class backend:  # noqa: N801 - stands for an instance
         current = contextlib.nullcontext
 
+    capabilities = driver.capabilities(13000, pools=True)
+
 
 @pytest.fixture
 def gpu_here(monkeypatch):
@@ -645,11 +648,33 @@ def test_doctor_with_a_gpu_exits_0(command, gpu_here):
     assert code == 0
     assert "ok  driver: 580.159" in printed
     assert "ok  CUDA: driver has 13.0" in printed
-    assert "ok  green contexts: by composed quanta" in printed
+    assert "ok  green contexts: the driver has them" in printed
+    assert "ok  carving: by composed quanta: groups of different sizes need" in printed
     assert "ok  CuPy: 14.2.0" in printed
     assert "ok  cuda:0: NVIDIA Fake, 132 SMs, 15 quanta of 8" in printed
     assert "ok  free memory: 70.0 of 80.0 GiB" in printed
     assert "The quickstart would run on this GPU." in printed
+
+
+@pytest.mark.parametrize(
+    ("can", "code", "line"),
+    [
+        (Capabilities(partitions=True, partition_path="heterogeneous split"), 0,
+         "ok  carving: by heterogeneous split\n"),
+        (Capabilities(partitions=True, partition_path="composed quanta",
+                      reasons={"arbitrary_split": "the driver refuses"}), 0,
+         "ok  carving: by composed quanta: the driver refuses\n"),
+        (Capabilities(reasons={"partitions": "the driver refuses"}), 1,
+         "no  carving: the driver refuses\n     → update the driver"),
+    ],
+)  # fmt: skip
+def test_doctor_says_how_the_driver_was_found_to_split(
+    command, gpu_here, monkeypatch, can, code, line
+):
+    monkeypatch.setattr(FakeGpu, "capabilities", can)
+    status, printed, _ = command("doctor")
+    assert status == code
+    assert line in printed
 
 
 def test_doctor_with_a_full_gpu(command, gpu_here):

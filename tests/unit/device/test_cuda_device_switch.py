@@ -180,8 +180,7 @@ def machine(monkeypatch):
         ),
         "blas": SimpleNamespace(Blas=lambda *_: blas),
         "partition": SimpleNamespace(
-            HeterogeneousSplit=machine.function("split", splitter),
-            ComposedQuanta=machine.function("split", splitter),
+            splitter_of=lambda _core, _resource, can: (machine.function("split", splitter)(), can),
             GreenContexts=lambda *_: contexts,
         ),
         "probe": SimpleNamespace(SmProbe=machine.function("probe")),

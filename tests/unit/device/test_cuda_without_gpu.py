@@ -12,7 +12,12 @@ import gpuscope as gs
 from gpuscope.device import select
 from gpuscope.device.carve import REMAINDER, plan_carve
 from gpuscope.device.cuda import driver
-from gpuscope.device.cuda.partition import ComposedQuanta, GreenContexts, HeterogeneousSplit
+from gpuscope.device.cuda.partition import (
+    ComposedQuanta,
+    GreenContexts,
+    HeterogeneousSplit,
+    splitter_of,
+)
 from gpuscope.errors import (
     CapabilityError,
     DeviceUnavailable,
@@ -313,7 +318,17 @@ class OldSms:
 
 
 class NewSms:
-    """SMs as drivers from 13.1 on split them: any multiples of the alignment, told by ids."""
+    """SMs as drivers from 13.1 on split them: any multiples of the alignment, told by ids.
+
+    Attributes
+    ----------
+    refusal
+        What every split is refused with.
+    dry_refusal
+        What every dry run with counts is refused with.
+    takes_sizes
+        Whether groups of different sizes are granted.
+    """
 
     min_partition_size = 2
     coscheduled_alignment = 2
@@ -323,6 +338,8 @@ class NewSms:
         self.min_partition_size = self.coscheduled_alignment = alignment
         self.calls = []
         self.refusal = None
+        self.dry_refusal = None
+        self.takes_sizes = True
         self.grant = lambda counts: counts
 
     @property
@@ -332,8 +349,10 @@ class NewSms:
     def split(self, options, *, dry_run=False):
         counts = list(options.count)
         self.calls.append(SimpleNamespace(counts=counts, backfill=options.backfill, dry=dry_run))
-        if self.refusal:
-            raise DriverRefusal(self.refusal)
+        if refusal := self.refusal or (dry_run and self.dry_refusal):
+            raise DriverRefusal(refusal)
+        if not self.takes_sizes and len({*counts}) > 1:
+            raise DriverRefusal("CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION")
         if any(count % self.coscheduled_alignment for count in counts):
             raise DriverRefusal("unaligned count")
         if sum(counts) > self.sm_count:
@@ -393,13 +412,11 @@ def test_new_drivers_are_asked_for_the_counts_themselves():
     assert (splitter.layout.quantum_sm_count, splitter.layout.sm_count) == (2, 132)
     plan = plan_carve(splitter.layout, {"a": 64, "b": 10, "c": 2})
     splitter.check(plan)
-    (dry,) = sms.calls
-    assert dry.dry, "a check makes nothing"
-    assert dry.counts == [64, 10, 2]
-    assert dry.backfill
     resources = splitter.resources(plan.partitions)
-    assert not sms.calls[1].dry
-    assert sms.calls[1].counts == [64, 10, 2]
+    tried, checked, split = sms.calls
+    assert tried.counts == [4, 2]
+    assert checked.counts == split.counts == [64, 10, 2]
+    assert all(call.backfill for call in sms.calls)
     assert [total(one) for one in resources] == [64, 10, 2]
     ids = [sm for (group,) in resources for sm in group.ids]
     assert len(set(ids)) == 76
@@ -421,6 +438,58 @@ def test_the_rest_need_not_be_a_multiple_of_the_alignment():
         assert [total(one) for one in resources] == granted
         ids = [sm for (group,) in resources for sm in group.ids]
         assert sorted(ids) == list(range(132))
+
+
+def new_driver(resource):
+    """Return what splits these SMs with a driver of CUDA 13.3, and what is possible."""
+    return splitter_of(CORE, resource, driver.capabilities(13030, pools=True))
+
+
+@pytest.mark.parametrize("dry_refusal", [None, "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"])
+def test_whatever_becomes_of_dry_runs_new_drivers_split_as_asked(dry_refusal):
+    sms = NewSms(alignment=8)
+    sms.dry_refusal = dry_refusal
+    splitter, can = new_driver(sms)
+    assert (can.partition_path, can.arbitrary_split) == ("heterogeneous split", True)
+    plan = plan_carve(splitter.layout, {"a": 64, "b": 24, "c": "rest"})
+    splitter.check(plan)
+    assert [total(one) for one in splitter.resources(plan.partitions)] == [64, 24, 44]
+
+
+def test_new_drivers_that_refuse_different_sizes_are_split_into_quanta():
+    sms = NewSms(alignment=8)
+    sms.takes_sizes = False
+    splitter, can = new_driver(sms)
+    assert can.partitions
+    assert (can.partition_path, can.arbitrary_split) == ("composed quanta", False)
+    assert "16 and 8 SMs (CUDA_ERROR_INVALID" in can.reasons["arbitrary_split"]
+    plan = plan_carve(splitter.layout, {"a": 64, "b": 24, "c": "rest"})
+    splitter.check(plan)
+    assert [total(one) for one in splitter.resources(plan.partitions)] == [64, 24, 44]
+
+
+def test_a_driver_that_refuses_every_split_has_no_partitions():
+    sms = NewSms(alignment=8)
+    sms.refusal = "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
+    splitter, can = new_driver(sms)
+    assert splitter is None
+    assert can.partition_path is None
+    with pytest.raises(CapabilityError, match=r"carving.*INVALID_RESOURCE_CONFIGURATION"):
+        can.require("partitions", feature="carving")
+
+
+def test_a_gpu_of_few_sms_is_asked_for_what_it_has():
+    _, can = new_driver(NewSms(range(16), alignment=8))
+    assert can.partition_path == "heterogeneous split"
+
+
+def test_old_drivers_are_not_asked_for_different_sizes():
+    sms = OldSms()
+    before = driver.capabilities(13000, pools=True)
+    splitter, can = splitter_of(CORE, sms, before)
+    assert isinstance(splitter, ComposedQuanta)
+    assert can == before
+    assert all(len({*counts}) == 1 for counts in sms.asked)
 
 
 def test_a_refusal_of_the_driver_is_told_with_what_was_asked():

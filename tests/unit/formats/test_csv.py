@@ -30,6 +30,7 @@ def read(path):
         dtype_backend="numpy_nullable",
         keep_default_na=False,
         na_values=[""],
+        float_precision="round_trip",
     )
 
 
@@ -68,7 +69,14 @@ def test_pandas_reads_every_column_as_it_was(tmp_path):
     same(gs.export(trace, tmp_path / "x.csv", keep_private=True), trace)
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), min_size=1), min_size=1))
+IS_OLD = tuple(map(int, pd.__version__.split(".")[:2])) < (3, 1)
+CHARACTERS = st.characters(
+    exclude_categories=["Cs"],
+    exclude_characters="\0" if IS_OLD else "",  # which pandas 3.0 ends a text at
+)
+
+
+@given(st.lists(st.text(CHARACTERS, min_size=1), min_size=1))
 @settings(max_examples=30, deadline=None)
 def test_any_text_and_number(tmp_path_factory, texts):
     path = tmp_path_factory.mktemp("csv") / "x.csv"

@@ -81,6 +81,36 @@ def test_a_wheel_is_built_and_tried_for_each_python_and_machine():
     assert f"PYTHONS ?= {' '.join(PYTHONS)}\n" in (ROOT / "Makefile").read_text("utf-8")
 
 
+def test_the_oldest_packages_that_are_allowed_are_tried_with_the_oldest_python():
+    python, run = JOBS["lowest"]["steps"][1:]
+    assert python["with"]["python-version"] == PYTHONS[0]
+    said = subprocess.run(
+        ["make", "-n", *run["run"].split()[1:]], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout  # fmt: skip
+    assert "--resolution lowest-direct --editable '.[test]'" in said
+    assert f"python{PYTHONS[0]} -m venv" in said
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    assert "gpuscope[full,dask,perfetto,sql]" in extras["test"]
+    named = said.rpartition(" -m pytest ")[2].split()
+    tests = [path for path in named if path.startswith("tests/")]
+    assert tests
+    assert all((ROOT / path).exists() for path in tests)
+
+
+def test_every_package_has_a_lower_bound():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    named = [project["dependencies"], *project["optional-dependencies"].values()]
+    unbound = [
+        package
+        for packages in named
+        for package in packages
+        if not package.startswith("gpuscope[") and ">=" not in package
+    ]
+    assert unbound == []
+
+
 def test_what_steps_run_of_ours_exists():
     commands = "\n".join(steps("run"))
     scripts = re.findall(r"scripts/\w+\.py", commands)

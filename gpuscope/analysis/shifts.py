@@ -95,17 +95,17 @@ def serial_correlation(sides: Sequence[Floats], judged: int = 1) -> float | None
     holds for noise of any shape); from a seed that is always the same.
     """
     random = np.random.default_rng(0)
-    found, by_chance = 0.0, np.zeros(_SHUFFLES)
+    correlation, by_chance = 0.0, np.zeros(_SHUFFLES)
     for rounds in sides:
         residuals = rounds - rounds.mean()
         square = float(residuals @ residuals)
         if not square:
             return None
         orders = random.permuted(np.tile(residuals, (_SHUFFLES, 1)), axis=1)
-        found += float(residuals[1:] @ residuals[:-1]) / square
+        correlation += float(residuals[1:] @ residuals[:-1]) / square
         by_chance += (orders[:, 1:] * orders[:, :-1]).sum(1) / square
-    reached = (1 + int((by_chance >= found).sum())) / (1 + _SHUFFLES)
-    return found / len(sides) if reached <= _CHANCE / judged else None
+    reached = (1 + int((by_chance >= correlation).sum())) / (1 + _SHUFFLES)
+    return correlation / len(sides) if reached <= _CHANCE / judged else None
 
 
 def _residuals(rounds: Floats) -> Floats:

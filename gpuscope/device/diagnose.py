@@ -55,9 +55,9 @@ def check_gpu() -> list[Check]:
         checks.append(Check("CUDA", ok=True, found=f"driver has {driver.version_text(version)}"))
         wanted = driver.version_text(driver.GREEN_CONTEXTS)
         can = driver.capabilities(version, pools=True)
-        found = "the driver has them" if can.partitions else can.reasons["partitions"]
+        answer = "the driver has them" if can.partitions else can.reasons["partitions"]
         todo = "" if can.partitions else f"update the driver to CUDA {wanted} or newer"
-        checks.append(Check("green contexts", ok=can.partitions, found=found, todo=todo))
+        checks.append(Check("green contexts", ok=can.partitions, found=answer, todo=todo))
     with _refusal_of("CuPy", checks):
         cupy = driver.import_cupy()
         checks.append(Check("CuPy", ok=True, found=str(cupy.__version__)))

@@ -162,7 +162,7 @@ def profile(
         description = folder / "experiment.json"
         description.write_text(json.dumps(described.to_dict()), "utf-8")
         made = folder / f"report{_SUFFIXES[tool]}"
-        run = _child.command(f"{__name__}:perform_described", str(description), device)
+        run = _child.command(f"{__name__}:_perform_described", str(description), device)
         graphs, to = "node" if graph_nodes else "graph", made.with_suffix("")
         values = {"made": to, "launches": launches, "graphs": graphs}
         options = (option.format_map(values) for option in _OPTIONS[tool].split())
@@ -175,7 +175,7 @@ def profile(
     return Profile(target, trace, command)
 
 
-def perform_described() -> None:
+def _perform_described() -> None:
     """Do the work of the experiment, on the device, that this process's arguments name."""
     try:
         perform(sys.argv[1], sys.argv[2])

@@ -207,12 +207,12 @@ def variants(run: Run) -> Iterator[Finding]:
 def _as_run(run: Run, setting: str) -> Row:
     """Return what a setting has in common with others and what it has of its own."""
     experiment = run.experiment
-    own = (experiment.get("settings") or {}).get(setting) or {}
+    overrides = (experiment.get("settings") or {}).get(setting) or {}
     common = {name: experiment.get(name) for name in ("partitions", "sm_count_target", "rounding")}
-    streams = {**(experiment.get("streams") or {}), **(own.get("streams") or {})}
+    streams = {**(experiment.get("streams") or {}), **(overrides.get("streams") or {})}
     return (
         common
-        | {name: value for name, value in own.items() if value is not None}
+        | {name: value for name, value in overrides.items() if value is not None}
         | {"streams": streams}
     )
 

@@ -57,13 +57,18 @@ def test_mm_out_06_default_streams_are_followed_too(gpu, default):
     ones, out = gpu.asarray(np.ones((4, 4)), "float32"), gpu.empty((4, 4))
     a = gpu.asarray(np.zeros((4, 4)), "float32")
     producer = gpu.wrap_stream(default)
-    with gpu.create_stream() as stream, Spin(gpu, duration_ns=HOLD_NS) as hold:
+    with (
+        gpu.create_stream() as stream,
+        gs.Gemm(gpu, m=4, n=4, k=4, dtype="float32") as gemm,
+        Spin(gpu, duration_ns=HOLD_NS) as hold,
+    ):
+        gemm.execute(a, ones, out, stream=stream)  # a kernel that is loaded waits for what runs
+        gemm.wait()
         hold.execute(stream=producer)
         producer.copy(a, ones)
-        with gs.Gemm(gpu, m=4, n=4, k=4, dtype="float32") as gemm:
-            gemm.execute(Interface(a, stream=default), ones, out, stream=stream)
-            assert not producer.is_done, "the host did not wait"
-            gemm.wait()
+        gemm.execute(Interface(a, stream=default), ones, out, stream=stream)
+        assert not producer.is_done, "the host did not wait"
+        gemm.wait()
     assert (gpu.to_host(out) == 4).all()
 
 

@@ -83,10 +83,10 @@ class Waits:
     def add_work(self, work: Columns, rows: Ints) -> None:
         """Take work and its rows."""
         number, key = work["correlation"], _key(work)
-        own = np.where(is_own_work(rows), rows, NONE)
+        our_rows = np.where(is_own_work(rows), rows, NONE)
         names = {"number": number, "launch": number, "key": key, "first": rows, "last": rows}
         known = {name: work[name] for name in ("device", "start", "end")}
-        self._work.append({**known, **names, "own": own})
+        self._work.append({**known, **names, "own": our_rows})
 
     def hold(self, edges: list[Edge]) -> None:
         """Take edges from launches of graphs that follow from our calls."""
@@ -198,9 +198,9 @@ def _subjects(records: Columns, worked: Ints) -> Columns:
 
 def _with_own(work: Columns) -> Columns:
     """Return work whose every piece has the row of ours of its launch, if that has one."""
-    own = work["own"] != NONE
-    at = joins.match(work["launch"], work["launch"][own])
-    return {**work, "own": arrow.picked(work["own"][own], at)}
+    is_ours = work["own"] != NONE
+    at = joins.match(work["launch"], work["launch"][is_ours])
+    return {**work, "own": arrow.picked(work["own"][is_ours], at)}
 
 
 def _with_work(streams: Ints, worked: Ints) -> Ints:

@@ -104,8 +104,8 @@ def vector_kernels(device: Device, source: Source) -> list[dict[str, float]]:
     product = partial(Gemm, device, m=1, n=side, k=side, dtype="float16")
     sized = {False: partial(product, sm_count_target=None), True: product}
     return [
-        {"sms": sms, "nbytes": nbytes, "us": us, "told": told}
-        for sms, told, us in _alone(device, source, sized)
+        {"sms": sms, "nbytes": nbytes, "us": us, "told": is_told}
+        for sms, is_told, us in _alone(device, source, sized)
     ]
 
 

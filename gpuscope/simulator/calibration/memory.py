@@ -271,8 +271,8 @@ def fitted(
     copy, cached = fit_copy(copies)
     times = CopyTimes.model_validate(copy)
     vector = {
-        name: fit_vector([row for row in vectors if row["told"] == told])
-        for name, told in (("vector", False), ("vector_told", True))
+        name: fit_vector([row for row in vectors if row["told"] == is_told])
+        for name, is_told in (("vector", False), ("vector_told", True))
     }
     of_sm = digits(1.1 * copy["sm_bytes_per_us"])
     alone = {"cached_bytes": cached, "sm_bytes_per_us": of_sm, **vector}

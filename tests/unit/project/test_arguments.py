@@ -284,7 +284,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "Trace.with_metadata": (trace.with_metadata, {"setting": "a", "simulated": True}),
         "Trace.concat": (Trace.concat, {"traces": [trace, trace]}),
         "Trace.stream_name": (trace.stream_name, {"stream": 1}),
-        "Trace.sql": (trace.sql, {"query": "FROM spans"}),
+        "Trace.sql": (trace.sql, {"query": "FROM spans", "write": False}),
         "telling.explain": (telling.explain, {"trace": trace, "span": span}),
         "analysis.parts": (analysis.parts, {"trace": trace, "span": span}),
         "save_trace": (save_trace, {"trace": trace, "path": "a.parquet"}),

@@ -45,7 +45,7 @@ PLACES = {
     "judging.programs._done": "program, run",
     "judging.programs._git": PROGRAM,
     "learn.apart.check": FORK,
-    "learn.cuda.compiling.compiled": PROGRAM,
+    "learn.cuda.compiling._bounded": PROGRAM,
     "learn.cuda.separate.run": PROGRAM,
     "learn.holding._attempt": FORK,
     "learn.holding._end_all": FORK,

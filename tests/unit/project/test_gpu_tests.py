@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +69,8 @@ def test_each_test_runs_in_its_pass(gpu_tests, monkeypatch, tmp_path, given, sta
         "def test_without_a_gpu(): note('other', False)\n"
     )
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  gpu: a\n  gpu_alone: b\n")
+    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+        monkeypatch.delenv(name)  # those of the worker that runs this test
     monkeypatch.setattr(gpu_tests, "ROOT", tmp_path)
     monkeypatch.setattr(sys, "argv", ["gpu_tests.py", "--workers", "2", *given, "test_three.py"])
     assert gpu_tests.main() == status

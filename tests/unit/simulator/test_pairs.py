@@ -22,8 +22,10 @@ def pairs():
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("figures", ["pair_figures", "thirteen_figures"])
-def test_pairs_take_about_as_long_as_on_an_h200(pairs, figures):
+@pytest.mark.parametrize(
+    ("figures", "median"), [("pair_figures", 0.025), ("thirteen_figures", 0.04)]
+)
+def test_pairs_take_about_as_long_as_on_an_h200(pairs, figures, median):
     found = getattr(pairs, figures)()
-    assert found["median"] <= 0.025
+    assert found["median"] <= median
     assert found["worst"] <= 0.14

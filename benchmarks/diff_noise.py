@@ -124,7 +124,8 @@ def judged(kind: Kind, noise: str, trials: int) -> Found:
     tail = TAIL / kind.judged
     alarms = np.zeros(trials, bool)
     for _ in range(kind.judged):
-        _, low, high = shift(*drawn(kind, noise, random, trials), tail, are_pairs=kind.are_pairs)
+        before, after = drawn(kind, noise, random, trials)
+        _, low, high = shift(before, after, tail, are_pairs=kind.are_pairs)
         alarms |= (low > 0) | (high < 0)
     seen = low > -math.log1p(CHANGE)  # of one number that is shifted by so much
     control = random.normal(0, NOISE * math.sqrt(2), (TOLD, kind.control))
@@ -145,8 +146,8 @@ def judged(kind: Kind, noise: str, trials: int) -> Found:
         for before, after, against_itself in zip(*sides, control, strict=True)
     ]
     shifts = np.repeat(np.log1p(smallest), AGAIN)
-    sides = drawn(kind, noise, random, TOLD * AGAIN)
-    _, low, high = shift(*sides, tail, are_pairs=kind.are_pairs)
+    before, after = drawn(kind, noise, random, TOLD * AGAIN)
+    _, low, high = shift(before, after, tail, are_pairs=kind.are_pairs)
     each = ((low + shifts > 0) + (high - shifts < 0).astype(float)).reshape(TOLD, AGAIN).mean(1) / 2
     error = float(each.std()) / math.sqrt(TOLD)
     return Found(

@@ -16,8 +16,9 @@ def command(entry: str, *arguments: str) -> list[str]:
     """Return the command that calls a function in a new process of this Python.
 
     That process starts without its folder on ``sys.path`` and imports gpuscope from where it is
-    here, with what that needs: no file of the folder, nor of what a program has put in front, takes
-    the place of a module. From then on it finds modules where this process does.
+    here. It looks for modules where any process of this Python does, and then where this process
+    does: no file of the folder, nor of what a program has put in front, takes the place of a
+    module.
 
     Parameters
     ----------
@@ -40,10 +41,9 @@ def main() -> None:
     folders = json.loads(sys.argv.pop(1))
     entry = sys.argv.pop(1)
     sys.argv[0] = "gpuscope"
-    sys.path += folders  # for packages that only a program's own folders hold
+    sys.path += [folder for folder in folders if folder not in sys.path]
     _load_package()
     call = pkgutil.resolve_name(entry)
-    sys.path[:] = folders
     call()
 
 

@@ -52,8 +52,10 @@ class EarlyImports:
         for finder in sys.meta_path:
             if finder is self:
                 continue
-            folders = self._folders if finder is PathFinder else None
-            spec = finder.find_spec(name, folders, target)
+            find_spec = getattr(finder, "find_spec", None)
+            if find_spec is None:  # imports pass over such a finder, too
+                continue
+            spec = find_spec(name, self._folders if finder is PathFinder else None, target)
             if spec is not None:
                 return spec
         if PathFinder.find_spec(name) is not None:

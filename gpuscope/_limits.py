@@ -17,6 +17,7 @@ _SIGNS: dict[int, tuple[Sign, ...]] = {1: (">=",), -1: ("<=",), 0: ("<=", ">=")}
 """Which way is better → how its limits begin."""
 _AT_MOST_ALL = ("idle_share", "overlap", "overlap_tight")
 """Shares of a whole: none is more than 1."""
+_TIMES = ("ns", "µs", "ms", "s")
 
 
 def limit_of(where: str, column: Column, text: object) -> tuple[Sign, float]:
@@ -47,7 +48,7 @@ def limit_of(where: str, column: Column, text: object) -> tuple[Sign, float]:
     if match[3] and column.unit not in ("", "%"):
         raise InvalidArgument(
             f"{where} is {given(text)}: {column.key} is in {column.unit}, not in per cent: give a "
-            f"number of {column.unit}; by how much it may be worse than before, [baseline] says"
+            f"number of {column.unit}"
         )
     value = float(match[2]) / (100 if match[3] else 1)
     if not math.isfinite(value):
@@ -83,6 +84,10 @@ def _never_tells(column: Column, sign: Sign, value: float) -> str:
     """Say why a limit always or never holds; nothing if it can do either."""
     if sign == ">=" and value == 0 and column.key not in ("low", "high"):
         return "it always holds: nothing is less than 0"
+    if sign == "<=" and value == 0 and column.unit in _TIMES:
+        return "it never holds: everything takes longer than 0"
+    if column.key in _AT_MOST_ALL and sign == "<=" and value == 1:
+        return f"it always holds: {column.key} is a share"
     if column.key in _AT_MOST_ALL and value > 1:
         held = "always" if sign == "<=" else "never"
         return f"it {held} holds, as {column.key} is a share: '{sign} {value:g} %' is meant?"

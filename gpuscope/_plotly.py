@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from itertools import pairwise
 from types import ModuleType
 from typing import Any
+
+from gpuscope._optional import is_installed
 
 
 class _Deferred(ModuleType):
@@ -21,7 +22,7 @@ class _Deferred(ModuleType):
 
 def _import_without(user: str, *names: str) -> None:
     """Import a module without others that it imports: one, or one inside the other."""
-    if {user, *names} & set(sys.modules) or importlib.util.find_spec(names[0]) is None:
+    if {user, *names} & set(sys.modules) or not is_installed(names[0]):
         return
     deferred = [_Deferred(name) for name in names]
     for around, inside in pairwise(deferred):

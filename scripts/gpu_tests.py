@@ -33,7 +33,7 @@ def workers(cores: int) -> int:
 
 def passes(count: int, markers: str, options: Sequence[str]) -> list[list[str]]:
     """Return pytest's arguments of both passes."""
-    has_paths = any((ROOT / option.partition("::")[0]).exists() for option in options if option)
+    has_paths = any(option.startswith("tests/") or ".py" in option for option in options)
     chosen = [*options, *(() if has_paths else FOLDERS)]
     also = f" and ({markers})" if markers else ""
     return [

@@ -32,7 +32,7 @@ _TOLD, _FOUND, _TALLEST = 4, 2, 4
 """Files that are told one by one, findings of the first trace, and lines of one."""
 _OTHERS_S, _LOOK_S = 2.0, 0.05
 """How long processes of the program's that go on may take to end."""
-_HELPERS = b"multiprocessing.resource_tracker", b"multiprocessing.forkserver"
+_RESOURCE_TRACKER, _FORK_SERVER = b"multiprocessing.resource_tracker", b"multiprocessing.forkserver"
 """Processes of Python's own, which use no GPU and end with the program."""
 
 
@@ -155,8 +155,8 @@ def _lack(facts: Facts, files: list[Path]) -> str:
             else "was killed or crashed before anything that it did was written: that is lost"
         )
     if facts.lost:
-        is_partly_there = " but for what had been written before" * bool(files)
-        return f"has ended, but what it did is lost{is_partly_there}: {', '.join(facts.lost)}"
+        partly = " but for what had been written before" if files else ""
+        return f"has ended, but what it did is lost{partly}: {', '.join(facts.lost)}"
     return ""
 
 
@@ -192,13 +192,25 @@ def _running(order: str) -> dict[int, str]:
             with contextlib.suppress(OSError):  # it has ended, or is another user's
                 is_python = (process / "exe").readlink().name.startswith("python")
                 if is_python and entry in (process / "environ").read_bytes().split(b"\0"):
-                    command = (process / "cmdline").read_bytes().replace(b"\0", b" ").strip()
-                    if not any(helper in command for helper in _HELPERS):
+                    command = _command(process)
+                    if not _is_helper(process, command):
                         words = shortened(command.decode("utf-8", "replace"), _SHOWN)
                         running[int(process.name)] = words
         if not running or time.monotonic() >= end_s:
             return running
         time.sleep(_LOOK_S)
+
+
+def _command(process: Path) -> bytes:
+    return (process / "cmdline").read_bytes().replace(b"\0", b" ").strip()
+
+
+def _is_helper(process: Path, command: bytes) -> bool:
+    """Whether a process is Python's own: its workers have the command of the server they are of."""
+    if _FORK_SERVER not in command:
+        return _RESOURCE_TRACKER in command
+    parent = (process / "stat").read_bytes().rpartition(b")")[2].split()[1].decode()
+    return _FORK_SERVER not in _command(process.with_name(parent))
 
 
 def _traces_of(facts: Path) -> list[Path]:

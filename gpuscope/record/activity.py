@@ -50,6 +50,7 @@ class ActivitySource(DeviceSource):
         self._blocks: dict[int, int] = {}  # how many blocks of a call are rows
         self._partitions: dict[int, str] = {}  # names by context
         self._last: dict[int, int] = {}
+        self._forgets = False
         """Row of a graph's first node → row of the node that ended last, once all are done."""
         self._behind: list[Edge] = []
         """Edges from graphs whose last node is not known."""
@@ -96,6 +97,9 @@ class ActivitySource(DeviceSource):
         while self._ended:
             self._calls.pop(self._ended[-1], None)
             self._ended.pop()
+        if self._forgets:
+            for first in list(self._last)[:-_LATE]:
+                del self._last[first]
 
     def drain(self, rows: Rows) -> None:
         """Turn finished work into rows; a graph's launch has one for each of its nodes."""
@@ -114,8 +118,7 @@ class ActivitySource(DeviceSource):
                 rows.edges.append((self._last.get(first, first), row, kind))
             else:
                 self._behind.append((first, row, kind))
-        for first in list(self._last)[:-_LATE] if rows.since_ns else ():
-            del self._last[first]
+        self._forgets = bool(rows.since_ns)
 
     def hold_edges(self, edges: list[Edge], _rows: Rows, /) -> None:
         """Keep edges from graphs' launches until these are done."""

@@ -254,7 +254,7 @@ def _result(
             for gpu in gpus
             if gpu not in {speed.gpu for speed in speeds}
         ]
-    unmeasured = [number for number in wanted if number not in finished]
+    unmeasured = {number for number in wanted if number not in finished}
     errors = points.select(["number", "error"]).to_pylist() if unmeasured else []
     reasons = [row["error"] for row in errors if row["number"] in unmeasured and row["error"]]
     return SweepResult(

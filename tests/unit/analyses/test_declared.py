@@ -62,12 +62,12 @@ def unequal() -> Trace:
 def summary(monkeypatch, capsys, tmp_path):
     """Print the summary of a trace; returns stdout, stderr."""
 
-    def call(trace, *options):
+    def call(trace, *options, status=0):
         path = gs.export(trace, tmp_path / "trace.parquet")
         monkeypatch.setattr(sys, "argv", ["gpuscope", "summary", str(path), *options])
         with pytest.raises(SystemExit) as ended:
             cli.main()
-        assert not ended.value.code
+        assert (ended.value.code or 0) == status
         return capsys.readouterr()
 
     return call
@@ -169,7 +169,7 @@ def test_a_plugin_that_cannot_be_loaded_is_named_and_the_rest_goes_on(
     (problem,) = analyses.problems()
     assert "the analysis 'odd' of the package 'odd-package'" in problem
     assert words in problem
-    printed = summary(unequal())
+    printed = summary(unequal(), status=cli.FAILED)
     assert "odd-package" in printed.err
     assert "streams" in printed.out
     body = trace_report(unequal(), tmp_path / "t.html").read_text("utf-8")

@@ -88,6 +88,9 @@ def test_a_budget_is_read_with_its_limits_and_its_baseline():
         ('[limits]\n"w.latency_p50_us" = "<= 120 %"', "is in µs, not in per cent"),
         ('[limits]\n"w.calls_per_s" = ">= 80 %"', "is in /s, not in per cent"),
         ('step_ms = "<= 5 %"', "is in ms, not in per cent"),
+        ('step_ms = "<= 0"', "it never holds"),
+        ('[limits]\n"w.latency_p50_us" = "<= 1e-400"', "it never holds"),
+        ('idle_share = "<= 100 %"', "it always holds"),
         ('idle_share = "<= 1e999"', "a finite number"),
         ('[limits]\n"w.latency_p50_us" = "<= inf"', "'<= 120' is needed"),
         ('[limits]\n"w.latency_p50_us" = "<= nan"', "'<= 120' is needed"),
@@ -111,10 +114,10 @@ def test_what_is_no_budget_says_why(text, told):
 def test_limits_in_per_cent_are_shares():
     budget = Budget.parse(
         '[limits]\noverlap = ">= 90 %"\n"w.share_of_alone_on_whole_gpu" = ">= 101 %"\n'
-        '[settings.x]\noverlap = "<= 1"'
+        '[settings.x]\noverlap = "<= 0.95"'
     )
     assert [(each.sign, each.value) for each in budget.limits] == [
-        (">=", 0.9), (">=", 1.01), ("<=", 1.0),
+        (">=", 0.9), (">=", 1.01), ("<=", 0.95),
     ]  # fmt: skip
 
 

@@ -22,8 +22,10 @@ def _begin() -> None:
     except Exception as error:  # noqa: BLE001 - the program runs all the same
         import contextlib  # noqa: PLC0415 - only where something is wrong
 
-        with contextlib.suppress(Exception):  # it is full, or there is none
-            sys.stderr.write(f"gpuscope: this process is not recorded: {error}\n")
+        words = f"gpuscope: this process is not recorded: {error}\n"
+        # Not by sys.stderr: what stays in its buffer would fail as the program ends, with status 120.
+        with contextlib.suppress(OSError):  # it is full, or there is none
+            os.write(2, words.encode("utf-8", "backslashreplace"))
     finally:
         sys.path.pop()
 

@@ -259,11 +259,11 @@ def test_a_folder_that_is_used_again_holds_the_last_run_only(command, tmp_path):
     out, against = tmp_path / "out", tmp_path / "against"
     path = tmp_path / "trial.json"
 
-    def run(verb, folder, *options, **settings):
+    def run(verb, folder, *options, status=0, **settings):
         path.write_text(json.dumps({**EXPERIMENT, "settings": settings}))
         where = () if verb == "predict" else ("--device", "sim:h200")
         code, _, said = command(verb, path, *where, "--out", folder, *options)
-        assert code == 0, said
+        assert code == status, said
 
     run("run", against, first={}, second={})
     run("predict", out, "--against", against, first={}, second={})
@@ -275,7 +275,7 @@ def test_a_folder_that_is_used_again_holds_the_last_run_only(command, tmp_path):
     assert names(out) == [
         "comparison.json", "notes.txt", "report.html", "trace-first.parquet", "trace-mine.parquet",
     ]  # fmt: skip
-    run("predict", tmp_path / "other", "--against", out, first={}, second={})
+    run("predict", tmp_path / "other", "--against", out, status=cli.FAILED, first={}, second={})
 
 
 def test_a_run_that_was_not_written_to_its_end_is_not_compared_with(command, trial, tmp_path):

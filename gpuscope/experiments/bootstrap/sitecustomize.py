@@ -23,7 +23,7 @@ def _begin() -> None:
         import contextlib  # noqa: PLC0415 - only where something is wrong
 
         words = f"gpuscope: this process is not recorded: {error}\n"
-        # Not by sys.stderr: what stays in its buffer would fail as the program ends, with status 120.
+        # Not by sys.stderr: what stays in its buffer fails as the program ends, with status 120.
         with contextlib.suppress(OSError):  # it is full, or there is none
             os.write(2, words.encode("utf-8", "backslashreplace"))
     finally:

@@ -16,18 +16,18 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 4_374,
+    "": 4_383,
     "analyses": 513,
     "analysis": 7_124,
-    "cli": 1_802,
+    "cli": 1_809,
     "device": 5_877,
-    "experiments": 2_527,
+    "experiments": 2_528,
     "figures": 799,
     "formats": 4_441,
     "judging": 1_828,
-    "learn": 5_069,
+    "learn": 5_112,
     "races": 1_830,
-    "record": 5_292,
+    "record": 5_295,
     "report": 686,
     "search": 1_907,
     "simulator": 6_670,

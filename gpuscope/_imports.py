@@ -55,7 +55,8 @@ class EarlyImports:
             find_spec = getattr(finder, "find_spec", None)
             if find_spec is None:  # imports pass over such a finder, too
                 continue
-            spec = find_spec(name, self._folders if finder is PathFinder else None, target)
+            folders = self._folders if finder is PathFinder else None
+            spec: ModuleSpec | None = find_spec(name, folders, target)
             if spec is not None:
                 return spec
         if PathFinder.find_spec(name) is not None:

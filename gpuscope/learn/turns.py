@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gpuscope import _interrupts
+from gpuscope._threads import number_of, thread_number
 from gpuscope._types import Untyped
 from gpuscope.device.device import Device
 
@@ -106,8 +107,8 @@ class ThreadTurns:
         self._looked: dict[int, _Looked] = {}
 
     def __enter__(self) -> ThreadTurns:
-        self._before = {thread.native_id for thread in threading.enumerate()}
-        self._callers = {threading.get_native_id()}
+        self._before = {number_of(thread) for thread in threading.enumerate()}
+        self._callers = {thread_number()}
         backend, self._usual_number = self._backend, self._calls.next_correlation
         if self._is_simulated:
             for name, awaited in _AWAITED.items():
@@ -183,7 +184,7 @@ class ThreadTurns:
     @property
     def are_several(self) -> bool:
         """Whether more than one thread uses the device, or began in the block."""
-        began = {thread.native_id for thread in threading.enumerate()} - self._before
+        began = {number_of(thread) for thread in threading.enumerate()} - self._before
         return len(self._callers | began) > 1
 
     def others_stand(self, task: int) -> bool:
@@ -203,9 +204,9 @@ class ThreadTurns:
         """Return the threads that may launch: those that began in the block, and that may go on."""
         idle = self._before - self._callers
         threads = {
-            thread.native_id or _NEW
+            number_of(thread) or _NEW
             for thread in threading.enumerate()
-            if not (thread.daemon and thread.native_id in idle)
+            if not (thread.daemon and number_of(thread) in idle)
         }
         with self._lock:
             return threads - {task, *self._waiting}
@@ -243,7 +244,7 @@ class ThreadTurns:
         called = self._called
 
         def number() -> int:
-            called[threading.get_native_id()] += 1
+            called[thread_number()] += 1
             return usual()
 
         return number
@@ -255,7 +256,7 @@ class ThreadTurns:
 
         @functools.wraps(usual)
         def in_turn(*what: object) -> Untyped:
-            task = threading.get_native_id()
+            task = thread_number()
             self._callers.add(task)
             self._called[task] += 1  # to ask has no number
             if self.are_several and not self._backend.is_inside():

@@ -8,11 +8,12 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from threading import Condition, current_thread, get_native_id, local, main_thread
+from threading import Condition, current_thread, local, main_thread
 from threading import Event as ThreadEvent
 from types import FrameType, FunctionType, ModuleType
 
 from gpuscope._interrupts import is_deferred
+from gpuscope._threads import thread_number
 from gpuscope._types import Untyped
 from gpuscope.device.caller import innermost_guard
 from gpuscope.device.calls import QUEUES_WORK, Call
@@ -315,4 +316,4 @@ class _Idle:
         turns = self._turns
         if turns is None or not turns.are_several:
             return False
-        return turns.is_waited_for or not turns.others_stand(get_native_id())
+        return turns.is_waited_for or not turns.others_stand(thread_number())

@@ -142,7 +142,11 @@ def test_series_are_one_screen(command, trial, name):
 
 def test_a_sweep_is_told_by_its_best_and_its_worst_point():
     result = gs.search.load_sweep(DATA / "before" / "sweep")
-    (finding,) = swept(result)
+    unfinished, finding = swept(result)
+    assert (unfinished.rule, unfinished["unmeasured"].value) == (
+        "swept.unmeasured",
+        result.unmeasured,
+    )
     rows = result.table.to_pylist()
     name = finding.subject["workload"]
     times_us = [row["latency_p50_us"] for row in rows if row["workload"] == name]

@@ -145,7 +145,8 @@ def test_a_profile_with_any_number_is_refused_or_can_be_used(tmp_path, data):
     [
         ({"quanta": 10**9}, "device.quanta"), ({"quanta": 4096}, "more than any GPU has"),
         ({"quantum_sm_count": 10**30}, "device.quantum_sm_count"),
-        ({"remainder_sm_count": 10**400}, "device.remainder_sm_count"),
+        ({"remainder_sm_count": 10**200}, "device.remainder_sm_count"),
+        ({"remainder_sm_count": 10**400}, "more than 300 digits"),
         ({"memory_bytes": 10**30}, "device.memory_bytes"),
     ],
 )  # fmt: skip

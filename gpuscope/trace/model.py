@@ -308,6 +308,7 @@ class Trace:
         [(18,)]
         """
         require_kind("query", query, str)
+        require_kind("write", write, bool)
         return _QUERIES.usable()["sql"](self, query, write=write)
 
     def with_metadata(self, **changes: Any) -> Trace:

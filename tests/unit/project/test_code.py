@@ -16,7 +16,7 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 4_383,
+    "": 4_384,
     "analyses": 513,
     "analysis": 7_124,
     "cli": 1_809,
@@ -25,7 +25,7 @@ ROOMS = {
     "figures": 799,
     "formats": 4_441,
     "judging": 1_828,
-    "learn": 5_112,
+    "learn": 5_114,
     "races": 1_830,
     "record": 5_295,
     "report": 686,
@@ -33,7 +33,7 @@ ROOMS = {
     "simulator": 6_670,
     "telling": 2_124,
     "timeline": 6_253,
-    "trace": 3_320,
+    "trace": 3_321,
     "widgets": 4_905,
     "workloads": 2_767,
 }

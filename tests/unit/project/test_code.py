@@ -45,6 +45,7 @@ ALIASES_OF_ANY = 2
 DIALECT = 24
 PRIVATE_READS = 0
 BY_STRING = 0
+LONG_MODULES = 8
 """May only go down."""
 TOP_NAMES = 33
 """`what_if` is what a recording is opened for, as `run` is for an experiment; `TorchModule` what
@@ -96,6 +97,10 @@ def test_no_file_reads_the_private_names_of_another(counts):
 
 def test_no_module_of_ours_is_imported_by_string(counts):
     assert len(counts.by_string) <= BY_STRING, counts.by_string
+
+
+def test_few_modules_are_long(counts):
+    assert len(counts.long) <= LONG_MODULES, counts.long
 
 
 def test_few_names_are_at_the_top(script):

@@ -82,7 +82,7 @@ def test_each_test_runs_in_its_pass(gpu_tests, monkeypatch, tmp_path, given, sta
 
 def test_make_calls_it_with_what_was_given():
     said = subprocess.run(
-        ["make", "-n", "test-gpu", "WORKERS=3", "ARGS=-k race"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory", "-n", "test-gpu", "WORKERS=3", "ARGS=-k race"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout  # fmt: skip
     assert said.splitlines()[-1].endswith("python scripts/gpu_tests.py --workers 3 -k race")
 

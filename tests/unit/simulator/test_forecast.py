@@ -94,12 +94,11 @@ def test_every_pair_s_makespan_is_as_good_as_is_owed():
     assert found["worst"] <= 0.3
 
 
-def test_a_pair_is_predicted_without_its_own_runs(tmp_path, monkeypatch):
+def test_a_pair_is_predicted_without_its_own_runs(tmp_path):
     def held_up(rows):
         path = tmp_path / "pairs.json"
         path.write_text(json.dumps({"pairs": rows}), "utf-8")
-        monkeypatch.setattr(pairs, "DATA", path)
-        return [one["held_up_us"] for one in pairs.pair_figures()["pairs"]]
+        return [one["held_up_us"] for one in pairs.pair_figures(path)["pairs"]]
 
     some = [row for row in PAIRS if row["a"]["workload"] == "small512"]
     before = held_up(some)
@@ -113,7 +112,7 @@ def test_a_pair_is_predicted_without_its_own_runs(tmp_path, monkeypatch):
 
 def test_a_simulated_pair_runs_every_kernel_on_its_own_sms():
     row = next(row for row in PAIRS if row["a"]["workload"] == "gemm4096" and not row["shared"])
-    times = pairs.simulate(row, 300_000)
+    times = pairs.simulate(row, 300_000, pairs.copy_model(PAIRS))
     for name in "ab":
         assert len(times[name]) == row[name]["count"]
     first = min(found[0, 0] for found in times.values())

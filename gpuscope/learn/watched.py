@@ -273,7 +273,7 @@ class Bounded:
                 signal.setitimer(signal.ITIMER_REAL, max(rest_s, 0.001))
 
     def _tick(self, _signal: int, frame: FrameType | None) -> None:
-        if frame is not None and frame.f_code in _AROUND_BLOCK:
+        if _is_around_block(frame):
             return  # to raise would leave the handler there, another tick would end the process
         late_s = time.monotonic() - self._began - self._seconds
         if late_s < _MOST_LATE_S and is_deferred(frame):  # it would leave something half done
@@ -286,6 +286,13 @@ class Bounded:
 
 
 _AROUND_BLOCK = {Bounded.__enter__.__code__, Bounded.__exit__.__code__}
+
+
+def _is_around_block(frame: FrameType | None) -> bool:
+    """Whether the handler is being set or reset, by the standard library's Python, too."""
+    while frame is not None and frame.f_code not in _AROUND_BLOCK:
+        frame = frame.f_back
+    return frame is not None
 
 
 class _Idle:

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from contextlib import nullcontext, suppress
 from decimal import Decimal
 from fractions import Fraction
@@ -348,14 +349,16 @@ def test_a_loop_is_stopped_wherever_it_is():
 @pytest.mark.parametrize("late_s", [1_000.0, 0.0], ids=["it would wait", "it would raise"])
 def test_a_tick_while_a_block_is_left_stops_nothing(monkeypatch, late_s):
     """What raised there left the ticks behind; what waited had one come when none was expected."""
-    now_s, rearmed = [0.0], []
+    now_s, rearmed, ticked = [0.0], [], set()
     monkeypatch.setattr(watched, "_MOST_LATE_S", late_s)
     monkeypatch.setattr(watched, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     before, set_before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)
 
     def tick(frame, event, function):
-        if frame.f_code is not Bounded.__exit__.__code__ or event != "c_return":
+        stack = (inner.f_code for inner, _ in traceback.walk_stack(frame))
+        if Bounded.__exit__.__code__ not in stack or event == "c_call":
             return
+        ticked.add(frame.f_code.co_name)
         handler(signal.SIGALRM, frame)
         if function is signal.setitimer:
             rearmed.append(signal.getitimer(signal.ITIMER_REAL)[0])
@@ -364,6 +367,7 @@ def test_a_tick_while_a_block_is_left_stops_nothing(monkeypatch, late_s):
         handler, now_s[0] = signal.getsignal(signal.SIGALRM), 61.0
         sys.setprofile(tick)
     sys.setprofile(None)
+    assert {"__exit__", "signal"} <= ticked, "the standard library's signal is Python, too"
     assert rearmed[0] == 0, "nothing comes when the handler is gone"
     assert signal.getsignal(signal.SIGALRM) is before
     assert signal.getitimer(signal.ITIMER_REAL)[0] == pytest.approx(set_before[0], abs=120)

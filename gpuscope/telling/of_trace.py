@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpuscope._checks import door
+from gpuscope.analysis.calls_analysis import Waits, waits_of
 from gpuscope.analysis.confinement_analysis import (
     ConfinementResult,
     PartitionConfinement,
@@ -13,12 +14,22 @@ from gpuscope.analysis.confinement_analysis import (
 )
 from gpuscope.analysis.gaps_analysis import TrackGaps, gaps
 from gpuscope.analysis.hazards_analysis import hazards
+from gpuscope.analysis.latency_analysis import durations_ns
 from gpuscope.analysis.queue_analysis import described_workloads, queue_depths
 from gpuscope.analysis.result import about
 from gpuscope.analysis.sms_analysis import idle_sms
 from gpuscope.errors import MissingEvidence
-from gpuscope.telling.finding import Finding, FindingsResult, Mend, Quantity, Shown, counts, urgency
-from gpuscope.telling.rules import names_listed
+from gpuscope.telling.finding import (
+    Finding,
+    FindingsResult,
+    Mend,
+    Quantity,
+    Severity,
+    Shown,
+    counts,
+    urgency,
+)
+from gpuscope.telling.rules import holding, names_listed
 from gpuscope.trace.facts import HazardFact
 from gpuscope.trace.gpu_states import rounds_throttled, typical
 from gpuscope.trace.metadata import Description
@@ -28,6 +39,12 @@ IDLE = 0.05
 """Idle share of the time of a background's partition that is a finding."""
 IDLE_SMS = 0.1
 """Share of a kernel's SM time outside any scope that is a finding."""
+WAITS = 0.05
+"""Share of the time of calls that they wait for SMs from which on something is to be done."""
+_LEAST_WAITS = 0.001
+"""Below that nothing is told."""
+_WORKLOADS = 8
+"""Workloads whose calls are taken apart, those first whose calls took longest in all."""
 _NAMED = 3
 """Escapes of a partition, and hazards, that are findings of their own."""
 _SPANS = 8
@@ -43,7 +60,8 @@ def by_setting(results: Mapping[str, FindingsResult]) -> list[tuple[str, Finding
     """Return the findings of several settings, the most urgent first, each once.
 
     Each with the settings that have it as text, which is empty where all have. That nothing was
-    carved is left out where another setting carves.
+    carved is left out where another setting carves, and that a workload waits for SMs where it does
+    not in another setting: how they compare is told elsewhere.
     """
     settings: dict[str, list[str]] = {}
     findings_by_text: dict[str, Finding] = {}
@@ -52,9 +70,16 @@ def by_setting(results: Mapping[str, FindingsResult]) -> list[tuple[str, Finding
         for result in results.values()
         for finding in result.confinement
     )
+    waiting = [
+        {finding.names["workload"] for finding in result.findings if finding.rule == "waits"}
+        for result in results.values()
+    ]
+    always_waits = set.intersection(*waiting) if waiting else set()
     for setting, result in results.items():
         for finding in result.findings:
             if is_carved and finding.rule == "confined.uncarved":
+                continue
+            if finding.rule == "waits" and finding.names["workload"] not in always_waits:
                 continue
             settings.setdefault(finding.text, []).append(f"“{setting}”")
             findings_by_text.setdefault(finding.text, finding)
@@ -207,7 +232,34 @@ def of_clocks(trace: Trace) -> Iterator[Finding]:
     yield Finding("throttled", "note", {"why": [*words]}, values)
 
 
-# -- queues and gaps -------------------------------------------------------------------------
+# -- calls that wait, queues and gaps --------------------------------------------------------
+def of_waits(trace: Trace) -> Iterator[Finding]:
+    """Find workloads whose calls waited for SMs that others held, those first that waited longest.
+
+    Calls of a background are not judged: nobody waits for each of these.
+    """
+    calls, took_ns, _ = durations_ns(trace)
+    _, background = described_workloads(trace)
+    total_ns = dict(zip(calls.labels, calls.sums(took_ns).tolist(), strict=True))
+    timed = sorted(total_ns.keys() - set(background), key=lambda name: (-total_ns[name], name))
+    taken = [*filter(None, (waits_of(trace, name) for name in timed[:_WORKLOADS]))]
+    for waits in sorted(taken, key=lambda waits: -waits.for_others):
+        if waits.for_others >= _LEAST_WAITS:
+            yield _of_waits(trace, waits)
+
+
+def _of_waits(trace: Trace, waits: Waits) -> Finding:
+    values = (
+        Quantity("each", waits.waited_ns / waits.judged, "ns"),
+        Quantity("share", waits.waited_ns / waits.judged_ns, "%"),
+        *counts(waited=waits.waited, judged=waits.judged),
+        *(counts(n=waits.n) if waits.judged < waits.n else ()),
+    )
+    subject = {"workload": waits.workload, **holding(waits.holders)}
+    severity: Severity = "warning" if waits.for_others >= WAITS else "note"
+    return Finding("waits", severity, subject, values, shown(trace, waits.spans))
+
+
 def of_unloaded_calls(trace: Trace) -> Iterator[Finding]:
     """Find calls that were timed while nothing of a background was queued."""
     described, background = described_workloads(trace)

@@ -205,6 +205,11 @@ RULES = {
     "plugin": Rule("{failure}"),
     "incomplete": Rule("incomplete: {missing}", "Read all else with that in mind."),
     "throttled": Rule("Throttled[ in {slowed} of {rounds} rounds][, at {clock}]: {why}"),
+    "waits": Rule(
+        f"{_WAITS}: {{share}} of the time of its calls, in {{waited}} of {{judged}}",
+        "On SMs of its own {workload} would not: gs.what_if forecasts that, gpuscope tune finds "
+        "how many.",
+    ),
     "program.compiles": Rule(
         "torch.compile takes {compiled} before its kernels run, all that is repeated {time}",
         "Compile what runs long enough to pay for it, for few shapes, or ahead of time "

@@ -25,8 +25,8 @@ from gpuscope.telling.of_trace import (
     of_idle_sms,
     of_idle_tracks,
     of_unloaded_calls,
-    of_waits,
 )
+from gpuscope.telling.of_waits import of_waits
 from gpuscope.trace.model import Trace
 
 _MOST_FIGURES = 6

@@ -82,15 +82,15 @@ def findings(trace: Trace) -> FindingsResult:
     >>> [finding.family for finding in result.findings][0]
     'escape'
     """
-    found = {known: known.found_in(trace) for known in known_analyses()}
-    declared = (finding for several in found.values() for finding in several)
+    by_analysis = {known: known.found_in(trace) for known in known_analyses()}
+    declared = (finding for several in by_analysis.values() for finding in several)
     result = ranked(trace, [*of_missing_rows(trace), *declared])
     if result.is_of_program:  # nobody asks of an ordinary one whether it stayed on its SMs
         asked = tuple(each for each in result.findings if each.rule != "confined.uncarved")
         result = replace(result, findings=asked)
     to_act_on = [
         known
-        for known, several in found.items()
+        for known, several in by_analysis.items()
         if known not in FIRST and any(finding.is_problem for finding in several)
     ]
     return replace(result, sections=tuple(_sections(trace, [*to_act_on, *FIRST])))

@@ -124,11 +124,9 @@ def of_limit(result: CheckResult, kept: Kept, reason: str = "", again: str = "")
 def of_findings(result: FindingsResult, again: str) -> Verdict:
     """Return what is worth mending in a trace."""
     first = result.findings[0]
-    is_found = any(finding.is_problem for finding in result.findings)
-    judged: Judged = "found" if is_found else "nothing found"
     return Verdict(
         command="why",
-        verdict=judged,
+        verdict="found" if any(each.is_problem for each in result.findings) else "nothing found",
         reason=reason_of(" ".join(finding.text for finding in result.findings)),
         what=first.rule,
         is_simulated=result.is_simulated,

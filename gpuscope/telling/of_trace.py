@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 
 from gpuscope._checks import door
-from gpuscope.analysis.calls_analysis import Waits, waits_of
 from gpuscope.analysis.confinement_analysis import (
     ConfinementResult,
     PartitionConfinement,
@@ -14,22 +13,12 @@ from gpuscope.analysis.confinement_analysis import (
 )
 from gpuscope.analysis.gaps_analysis import TrackGaps, gaps
 from gpuscope.analysis.hazards_analysis import hazards
-from gpuscope.analysis.latency_analysis import durations_ns
 from gpuscope.analysis.queue_analysis import described_workloads, queue_depths
 from gpuscope.analysis.result import about
 from gpuscope.analysis.sms_analysis import idle_sms
 from gpuscope.errors import MissingEvidence
-from gpuscope.telling.finding import (
-    Finding,
-    FindingsResult,
-    Mend,
-    Quantity,
-    Severity,
-    Shown,
-    counts,
-    urgency,
-)
-from gpuscope.telling.rules import holding, names_listed
+from gpuscope.telling.finding import Finding, FindingsResult, Mend, Quantity, Shown, counts, urgency
+from gpuscope.telling.rules import names_listed
 from gpuscope.trace.facts import HazardFact
 from gpuscope.trace.gpu_states import rounds_throttled, typical
 from gpuscope.trace.metadata import Description
@@ -39,12 +28,6 @@ IDLE = 0.05
 """Idle share of the time of a background's partition that is a finding."""
 IDLE_SMS = 0.1
 """Share of a kernel's SM time outside any scope that is a finding."""
-WAITS = 0.05
-"""Share of the time of calls that they wait for SMs from which on something is to be done."""
-_LEAST_WAITS = 0.001
-"""Below that nothing is told."""
-_WORKLOADS = 8
-"""Workloads whose calls are taken apart, those first whose calls took longest in all."""
 _NAMED = 3
 """Escapes of a partition, and hazards, that are findings of their own."""
 _SPANS = 8
@@ -232,34 +215,7 @@ def of_clocks(trace: Trace) -> Iterator[Finding]:
     yield Finding("throttled", "note", {"why": [*words]}, values)
 
 
-# -- calls that wait, queues and gaps --------------------------------------------------------
-def of_waits(trace: Trace) -> Iterator[Finding]:
-    """Find workloads whose calls waited for SMs that others held, those first that waited longest.
-
-    Calls of a background are not judged: nobody waits for each of these.
-    """
-    calls, took_ns, _ = durations_ns(trace)
-    _, background = described_workloads(trace)
-    total_ns = dict(zip(calls.labels, calls.sums(took_ns).tolist(), strict=True))
-    timed = sorted(total_ns.keys() - set(background), key=lambda name: (-total_ns[name], name))
-    taken = [*filter(None, (waits_of(trace, name) for name in timed[:_WORKLOADS]))]
-    for waits in sorted(taken, key=lambda waits: -waits.for_others):
-        if waits.for_others >= _LEAST_WAITS:
-            yield _of_waits(trace, waits)
-
-
-def _of_waits(trace: Trace, waits: Waits) -> Finding:
-    values = (
-        Quantity("each", waits.waited_ns / waits.judged, "ns"),
-        Quantity("share", waits.waited_ns / waits.judged_ns, "%"),
-        *counts(waited=waits.waited, judged=waits.judged),
-        *(counts(n=waits.n) if waits.judged < waits.n else ()),
-    )
-    subject = {"workload": waits.workload, **holding(waits.holders)}
-    severity: Severity = "warning" if waits.for_others >= WAITS else "note"
-    return Finding("waits", severity, subject, values, shown(trace, waits.spans))
-
-
+# -- queues and gaps -------------------------------------------------------------------------
 def of_unloaded_calls(trace: Trace) -> Iterator[Finding]:
     """Find calls that were timed while nothing of a background was queued."""
     described, background = described_workloads(trace)

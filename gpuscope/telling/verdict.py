@@ -21,7 +21,7 @@ from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.telling.explanation import in_words
 from gpuscope.telling.finding import Finding, Mend, Quantity, Shown, counts
 from gpuscope.telling.of_setting import of_requests, quantities, together
-from gpuscope.telling.rules import holding
+from gpuscope.telling.of_waits import holding
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 

@@ -18,7 +18,7 @@ from gpuscope.analysis.split_analysis import SplitPart
 from gpuscope.telling import verdict as verdicts
 from gpuscope.telling.of_pair import headline, of_pair
 from gpuscope.telling.of_setting import of_partition
-from gpuscope.telling.rules import holding
+from gpuscope.telling.of_waits import holding
 from gpuscope.trace.run import Run
 from gpuscope.widgets import results
 

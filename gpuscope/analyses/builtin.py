@@ -26,6 +26,7 @@ from gpuscope.telling.of_trace import (
     of_idle_tracks,
     of_unloaded_calls,
 )
+from gpuscope.telling.of_waits import of_waits
 from gpuscope.trace.model import Trace
 
 _MOST_FIGURES = 6
@@ -114,7 +115,7 @@ FIRST = (
     Analysis("ranges", "Ranges", of_programs(analysis.range_projection), "ranges that launched"),
     Analysis("kernels", "Kernels and copies", of_programs(steady_kernels), _A_PROGRAM),
 )
-"""Those whose results are the first page of a program."""
+"""Those that say on the first page of a program why it is slow."""
 BUILT_IN = (
     *FIRST,
     Analysis("hazards", "Hazards", analysis.hazards, "a search for hazards", findings=of_hazards),
@@ -138,7 +139,7 @@ BUILT_IN = (
         "where thread blocks ran",
         findings=of_idle_sms,
     ),
-    Analysis("latency", "Latency", analysis.latency, figures=latencies),
+    Analysis("latency", "Latency", analysis.latency, figures=latencies, findings=of_waits),
     Analysis(
         "queues",
         "Was the GPU under load?",

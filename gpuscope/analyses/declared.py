@@ -36,9 +36,9 @@ class Analysis:
     Parameters
     ----------
     name
-        What it is called in ``gpuscope summary`` and its JSON: lower-case letters and ``_``.
+        What it is called in the JSON of ``gpuscope why``: lower-case letters and ``_``.
     title
-        The heading of its section in reports, and of its card.
+        The heading of its section in reports, of its table in ``gpuscope why``, and of its card.
     judge
         From a trace to a result, whose rows and definition are shown. It raises
         :class:`~gpuscope.errors.MissingEvidence` where the trace does not hold what it takes.

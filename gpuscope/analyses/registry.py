@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from gpuscope._checks import MappingOf, door, given
@@ -68,11 +68,12 @@ def forget_plugins() -> None:
 
 @door(trace=Trace)
 def findings(trace: Trace) -> FindingsResult:
-    """Say what calls for action: escapes, hazards, missing rows, dry queues, gaps; then the rest.
+    """Make the first page of a trace: what calls for action, then the rest, by urgency.
 
-    Each analysis declares what it finds. In the trace of an experiment only partitions with
+    Each analysis declares what it finds: escapes, hazards, missing rows, calls that wait for SMs
+    that others hold, dry queues, gaps. In the trace of an experiment only partitions with
     background workloads are to be busy all the time. Of any other trace it is said why the program
-    is slow and what would help, with the first page that shows it.
+    is slow and what would help, with the results that this rests on.
 
     Examples
     --------
@@ -81,18 +82,23 @@ def findings(trace: Trace) -> FindingsResult:
     >>> [finding.family for finding in result.findings][0]
     'escape'
     """
-    declared = (finding for known in known_analyses() for finding in known.found_in(trace))
+    by_analysis = {known: known.found_in(trace) for known in known_analyses()}
+    declared = (finding for several in by_analysis.values() for finding in several)
     result = ranked(trace, [*of_missing_rows(trace), *declared])
-    sections = tuple(first_page(trace))
-    if sections:  # nobody asks of an ordinary program whether it stayed on its SMs
+    if result.is_of_program:  # nobody asks of an ordinary one whether it stayed on its SMs
         asked = tuple(each for each in result.findings if each.rule != "confined.uncarved")
         result = replace(result, findings=asked)
-    return replace(result, sections=sections)
+    to_act_on = [
+        known
+        for known, several in by_analysis.items()
+        if known not in FIRST and any(finding.is_problem for finding in several)
+    ]
+    return replace(result, sections=tuple(_sections(trace, [*to_act_on, *FIRST])))
 
 
-def first_page(trace: Trace) -> Iterator[tuple[str, Result]]:
-    """Yield title and result of what the first page of a program consists of."""
-    for known in FIRST:
+def _sections(trace: Trace, analyses: Iterable[Analysis]) -> Iterator[tuple[str, Result]]:
+    """Yield title and result of those analyses that have rows."""
+    for known in analyses:
         result = known.ask(trace)
         if isinstance(result, Result) and result.rows():
             yield known.title, result
@@ -110,7 +116,8 @@ def cards(trace: Trace) -> Iterator[tuple[str, tuple[Finding, ...]]]:
 def findings_by_setting(traces: Mapping[str, Trace]) -> list[tuple[str, Finding]]:
     """Return the findings of several settings, the most urgent first, each once.
 
-    That nothing was carved is left out where another setting carves.
+    That nothing was carved is left out where another setting carves, and that a workload waits for
+    SMs where it does not in another setting.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""``view``, ``export``, ``merge``, ``why`` and ``summary``: trace files, whoever made them."""
+"""``view``, ``export``, ``merge``, ``sql`` and ``why``: trace files, whoever made them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 import shlex
 import tempfile
 import webbrowser
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,18 +15,19 @@ from rich.progress import Progress
 from gpuscope import telling
 from gpuscope._files import check_new
 from gpuscope._text import counted
-from gpuscope.analyses import FIRST, findings, known_analyses, problems, sql
+from gpuscope.analyses import FIRST, Analysis, findings, known_analyses, problems, sql
 from gpuscope.analysis.result import Result
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
 from gpuscope.cli.app import All, Force, Json, app
 from gpuscope.cli.screen import Screen
-from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence
+from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.formats.reading import load_trace
 from gpuscope.formats.registry import of_suffix, suffixes
 from gpuscope.formats.writing import export
 from gpuscope.judging.told import of_findings
 from gpuscope.report import trace_report
+from gpuscope.telling.finding import FindingsResult
 from gpuscope.trace.folder import trace_names
 from gpuscope.trace.merging import merge
 from gpuscope.trace.model import Trace
@@ -35,7 +35,7 @@ from gpuscope.trace.model import Trace
 _ROWS = 10_000
 """Of a query's answer that are worked out for one screen."""
 _SECTIONS = 4
-"""Of a program's first page, on one screen."""
+"""Of a program's first page, as tables on one screen."""
 _File = Annotated[
     Path,
     typer.Argument(help=f"A trace: {suffixes('read')}; the content says which."),
@@ -209,95 +209,70 @@ def sql_command(
     screen.show(f"{how_many}; {trace.provenance}")
 
 
+@app.command("summary", help="The same as why. Example: gpuscope summary out/trace-shared.parquet")
 @app.command("why")
 def why_command(
     file: _File,
     every: All = False,  # noqa: FBT002 - typer's form of a flag
     as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
-    """Say why a recorded program is slow: what the GPU waited for, and what would help.
+    """Say what a trace is about: what to act on and why it is slow, then the numbers.
 
-    Example: gpuscope why out/train/train-1234.parquet
+    Of a recorded program these are what the GPU waited for, and what would help; of any other trace
+    what each analysis finds. Where a package's analysis cannot be loaded, this exits with 1.
+
+    Examples: gpuscope why out/train/train-1234.parquet
+
+    gpuscope why out/trace-shared.parquet --all
     """
     trace = load_trace(file)
     result = findings(trace)
-    verdict = [each for each in result.findings if each.is_problem or each.family == "program"]
-    if not result.sections:
-        raise MissingEvidence(
-            "the trace holds no GPU work of a program: of an experiment, gpuscope summary says "
-            "what was found"
-        )
-    if as_json:
-        sections = {title: page.rows() for title, page in result.sections}
-        judged = of_findings(result, verdict, f"gpuscope why {shlex.quote(str(file))}")
-        facts = list(map(telling.to_json, verdict))
-        terminal.say_json({"verdict": judged.to_json(), "findings": facts, **sections})
-        return
-    screen = Screen(every=every)
-    screen.findings(("", finding) for finding in verdict)
-    first = {known.title for known in FIRST[:_SECTIONS]}
-    for title, page in result.sections:
-        if every or title in first:
-            screen.result(title, page)
-        else:
-            screen.detail(title, title)
-    screen.show(f"{trace.origin}; {_spans(trace)}")
-
-
-@app.command("summary")
-def summary_command(
-    file: _File,
-    every: All = False,  # noqa: FBT002 - typer's form of a flag
-    as_json: Json = False,  # noqa: FBT002 - as above
-) -> None:
-    """Say what is in a trace: what to act on, then what each analysis finds.
-
-    Example: gpuscope summary out/trace-shared.parquet --all
-    """
-    trace = load_trace(file)
-    to_act_on = findings(trace).findings
-    asked = {known.name: known.ask(trace) for known in known_analyses()}
-    answers = {name: answer for name, answer in asked.items() if answer}
     broken = problems()
     for problem in broken:
         terminal.complain(problem)
     if as_json:
+        again = f"gpuscope why {shlex.quote(str(file))}"
         facts: dict[str, object] = {
+            "verdict": of_findings(result, again).to_json(),
             "spans": len(trace),
             "kinds": trace.kind_counts(),
             "provenance": trace.provenance,
-            "findings": [telling.to_json(finding) for finding in to_act_on],
+            "findings": [telling.to_json(finding) for finding in result.findings],
             **{
-                name: answer if isinstance(answer, str) else answer.rows()
-                for name, answer in answers.items()
+                known.name: answer if isinstance(answer, str) else answer.rows()
+                for known, answer in _answers(trace).items()
             },
         }
         terminal.say_json(facts)
     else:
-        _show_summary(trace, to_act_on, answers, every=every)
+        _show_page(trace, result, every=every)
     if broken:
         raise typer.Exit(FAILED)
 
 
-def _show_summary(
-    trace: Trace,
-    to_act_on: Sequence[telling.Finding],
-    answers: Mapping[str, str | Result],
-    *,
-    every: bool,
-) -> None:
+def _answers(trace: Trace) -> dict[Analysis, Result | str]:
+    """Return what each analysis finds, or why it cannot tell where that is to be said."""
+    asked = {known: known.ask(trace) for known in known_analyses()}
+    return {known: answer for known, answer in asked.items() if answer}
+
+
+def _show_page(trace: Trace, result: FindingsResult, *, every: bool) -> None:
     screen = Screen(every=every)
-    screen.findings(("", finding) for finding in to_act_on)
-    page = {known.name for known in FIRST} & answers.keys()
-    if page and not every:
-        screen.note("gpuscope why says what the GPU waited for, and what would help")
-    for name, answer in answers.items():
-        if name in page and not every:
-            continue
-        if isinstance(answer, str):
-            screen.note(f"{name}: {answer}")
-        else:
-            screen.result(name, answer)
+    screen.findings(("", finding) for finding in result.findings)
+    if result.is_of_program and not every:
+        later = {known.title for known in FIRST[_SECTIONS:]}
+        for title, page in result.sections:
+            if title in later:
+                screen.detail(title, title)
+            else:
+                screen.result(title, page)
+        screen.detail("other analyses", "other analyses")
+    else:
+        for known, answer in _answers(trace).items():
+            if isinstance(answer, str):
+                screen.note(f"{known.title}: {answer}")
+            else:
+                screen.result(known.title, answer)
     screen.note(trace.metadata.left_out)
     screen.show(f"{trace.origin}; {_spans(trace)}")
 

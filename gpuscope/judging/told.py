@@ -21,7 +21,7 @@ from gpuscope.judging.verdict import (
     reason_of,
     rounded,
 )
-from gpuscope.telling.finding import Finding, FindingsResult, Shown
+from gpuscope.telling.finding import FindingsResult, Shown
 from gpuscope.telling.media import unmarked
 from gpuscope.telling.of_split import shown
 
@@ -121,14 +121,13 @@ def of_limit(result: CheckResult, kept: Kept, reason: str = "", again: str = "")
     )
 
 
-def of_findings(result: FindingsResult, verdict: Sequence[Finding], again: str) -> Verdict:
-    """Return what is worth mending in a program."""
-    first = verdict[0]
-    judged: Judged = "found" if any(each.is_problem for each in verdict) else "nothing found"
+def of_findings(result: FindingsResult, again: str) -> Verdict:
+    """Return what is worth mending in a trace."""
+    first = result.findings[0]
     return Verdict(
         command="why",
-        verdict=judged,
-        reason=reason_of(" ".join(each.text for each in verdict)),
+        verdict="found" if any(each.is_problem for each in result.findings) else "nothing found",
+        reason=reason_of(" ".join(finding.text for finding in result.findings)),
         what=first.rule,
         is_simulated=result.is_simulated,
         evidence=evidence_of(_by_trace(first.spans)),

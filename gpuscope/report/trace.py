@@ -65,7 +65,7 @@ def trace_report(
     traces = {heading: trace}
     result = findings(trace)
     drawn, step, without = trace, list[str](), ""
-    if result.sections:  # a program's
+    if result.is_of_program:
         known_steps, path_of = steps(trace), steady_path(trace)
         drawn = on_path = with_path(trace, path_of)
         window_ns = window_ns or known_steps.steady_ns

@@ -110,7 +110,8 @@ class Finding:
     rule
         A stable id. What is in front of its dot is its family: ``"escape"``: work ran outside its
         partition. ``"hazard"``: work shares bytes, and nothing orders it. ``"incomplete"``: rows
-        are missing. ``"program"``: why a program is slow. ``"dry-queue"``: a background that
+        are missing. ``"waits"``: calls wait for SMs that other work holds. ``"program"``: why
+        a program is slow. ``"dry-queue"``: a background that
         should keep the GPU busy did not. ``"gap"``: it stood still though work had been launched.
         ``"confined"``: no escape, or none that can be judged.
         ``"ordered"``: no hazard. ``"change"``: how two runs or settings compare.
@@ -193,7 +194,8 @@ class FindingsResult(Result):
     Attributes
     ----------
     sections
-        Of a program: title and result of what they rest on, as its first page shows them.
+        Title and result of what they rest on, as the first page shows them: analyses that found
+        something to act on; of a program those that say why it is slow, too.
     """
 
     findings: tuple[Finding, ...]
@@ -205,6 +207,11 @@ class FindingsResult(Result):
         return tuple(
             finding for finding in self.findings if finding.family in ("escape", "confined")
         )
+
+    @property
+    def is_of_program(self) -> bool:
+        """Whether they say why a program is slow."""
+        return any(finding.family == "program" for finding in self.findings)
 
     def _rows(self) -> list[Row]:
         """One row per finding."""

@@ -18,7 +18,8 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.telling.described import limits_of
 from gpuscope.telling.finding import Finding, Quantity, Shown, counts
 from gpuscope.telling.of_setting import unit_of
-from gpuscope.telling.rules import DOES, RULES, fill, holding
+from gpuscope.telling.of_waits import holding
+from gpuscope.telling.rules import DOES, RULES, fill
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 

@@ -43,7 +43,8 @@ def by_setting(results: Mapping[str, FindingsResult]) -> list[tuple[str, Finding
     """Return the findings of several settings, the most urgent first, each once.
 
     Each with the settings that have it as text, which is empty where all have. That nothing was
-    carved is left out where another setting carves.
+    carved is left out where another setting carves, and that a workload waits for SMs where it does
+    not in another setting: how they compare is told elsewhere.
     """
     settings: dict[str, list[str]] = {}
     findings_by_text: dict[str, Finding] = {}
@@ -52,9 +53,16 @@ def by_setting(results: Mapping[str, FindingsResult]) -> list[tuple[str, Finding
         for result in results.values()
         for finding in result.confinement
     )
+    waiting = [
+        {finding.names["workload"] for finding in result.findings if finding.rule == "waits"}
+        for result in results.values()
+    ]
+    always_waits = set.intersection(*waiting) if waiting else set()
     for setting, result in results.items():
         for finding in result.findings:
             if is_carved and finding.rule == "confined.uncarved":
+                continue
+            if finding.rule == "waits" and finding.names["workload"] not in always_waits:
                 continue
             settings.setdefault(finding.text, []).append(f"“{setting}”")
             findings_by_text.setdefault(finding.text, finding)

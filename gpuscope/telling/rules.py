@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -80,26 +80,6 @@ _IDLE_SMS = (
 )
 _UNFINISHED = "[; {unfinished} unfinished kernels are not judged]"
 _UNUSED = "[. Nothing was given to {unused}]"
-_NAMED = 3
-"""Holders of SMs that a sentence names."""
-
-
-def holding(holders: Iterable[str]) -> dict[str, str]:
-    """Return who holds what a sentence is about: one ``holder``, or several ``holders``.
-
-    An empty name stands for who is not known; of more than a few the others are counted.
-    """
-    several = [*holders]
-    names = [name for name in several if name]
-    if len(names) > _NAMED:
-        names = [*names[:_NAMED], f"{len(names) - _NAMED} more"]
-    if names and "" in several:
-        names.append("others")
-    if len(names) < 2:
-        return {"holder": names[0]} if names and names[0] != "others" else {}
-    return {"holders": names_listed("holders", names)}
-
-
 DOES = {
     "launch call": "is in the launch call",
     "on the way": "is on the way to the GPU",
@@ -205,6 +185,11 @@ RULES = {
     "plugin": Rule("{failure}"),
     "incomplete": Rule("incomplete: {missing}", "Read all else with that in mind."),
     "throttled": Rule("Throttled[ in {slowed} of {rounds} rounds][, at {clock}]: {why}"),
+    "waits": Rule(
+        f"{_WAITS}: {{share}} of the time of its calls, in {{waited}} of {{judged}}",
+        "On SMs of its own {workload} would not: gs.what_if forecasts that, gpuscope tune finds "
+        "how many.",
+    ),
     "program.compiles": Rule(
         "torch.compile takes {compiled} before its kernels run, all that is repeated {time}",
         "Compile what runs long enough to pay for it, for few shapes, or ahead of time "

@@ -21,7 +21,7 @@ from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.telling.explanation import in_words
 from gpuscope.telling.finding import Finding, Mend, Quantity, Shown, counts
 from gpuscope.telling.of_setting import of_requests, quantities, together
-from gpuscope.telling.rules import holding
+from gpuscope.telling.of_waits import holding
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 
@@ -159,7 +159,7 @@ def _waited(trace: Trace, calls: Calls | None, marks: Sequence[Quantity]) -> Fin
     subject, values = {"workload": calls.workload}, [*marks, *_of_calls(calls)]
     if calls.waited:
         subject |= holding(calls.holders)
-        each = Quantity("each", sum(calls.holders.values()) / calls.judged, "ns")
+        each = Quantity("each", calls.waited_ns / calls.judged, "ns")
         return Finding("verdict.waits", "note", subject, (each, *values))
     groups = Counter[str]()
     parts = calls.typical if any(mark.name == "p50" for mark in marks) else calls.slow

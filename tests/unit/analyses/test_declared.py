@@ -171,7 +171,7 @@ def test_a_plugin_that_cannot_be_loaded_is_named_and_the_rest_goes_on(
     assert words in problem
     printed = summary(unequal(), status=cli.FAILED)
     assert "odd-package" in printed.err
-    assert "streams" in printed.out
+    assert "What the GPU waited for" in printed.out
     body = trace_report(unequal(), tmp_path / "t.html").read_text("utf-8")
     assert "odd-package" in body
     assert "<h2>Partitions and streams</h2>" in body

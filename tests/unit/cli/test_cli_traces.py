@@ -89,7 +89,7 @@ def test_export_refuses_a_suffix_that_is_no_format(command, file, tmp_path):
 
 
 def test_summary_shows_streams_overlap_and_latency(command, file):
-    code, printed, _ = command("summary", file)
+    code, printed, _ = command("summary", file, "--all")
     assert code == 0
     assert "3 kernel" in " ".join(printed.split())
     assert "[red]g<b>" in printed, "a name is no markup"
@@ -100,7 +100,10 @@ def test_summary_begins_with_what_to_act_on(command, tmp_path):
     code, printed, _ = command("summary", path)
     assert code == 0
     assert (
-        printed.index("ESCAPED: ") < printed.index("→ norm was launched") < printed.index("streams")
+        printed.index("ESCAPED: ")
+        < printed.index("→ norm was launched")
+        < printed.index("── Did the work stay")
+        < printed.index("── What the GPU waited for")
     )
     _, printed, _ = command("summary", path, "--json")
     first, *_ = json.loads(printed)["findings"]
@@ -110,6 +113,36 @@ def test_summary_begins_with_what_to_act_on(command, tmp_path):
     assert first["advice"]
     assert command("view", path, "--out", tmp_path / "a.html")[0] == 0
     assert "ESCAPED: " in (tmp_path / "a.html").read_text("utf-8")
+
+
+@pytest.mark.parametrize("options", [(), ("--all",), ("--json",)], ids=str)
+def test_summary_is_another_name_of_why(command, file, options):
+    assert command("summary", file, *options) == command("why", file, *options)
+
+
+def test_of_a_shared_gpu_it_is_said_first_who_held_the_sms_that_calls_waited_for(command, tmp_path):
+    spin = {"kind": "spin", "duration_us": 20}
+    experiment = {
+        "name": "shared", "alone_repeats": 0, "streams": {"s": {}, "l": {}},
+        "workloads": {
+            "small": {**spin, "blocks": 8, "stream": "s", "repeats": 50, "max_queued": 1},
+            "load": {**spin, "blocks": 10_000, "stream": "l", "background": True},
+        },
+    }  # fmt: skip
+    (trace,) = gs.run(experiment, gs.open_device("sim:h200", quiet=True)).values()
+    path = gs.export(trace, tmp_path / "shared.parquet")
+    code, printed, _ = command("why", path, "--json")
+    facts = json.loads(printed)
+    waits, carved = facts["findings"]
+    assert (code, waits["rule"], carved["rule"]) == (0, "waits", "confined.uncarved")
+    assert waits["subject"] == {"workload": "small", "holder": "load"}
+    assert facts["verdict"]["verdict"] == "found"
+    assert facts["verdict"]["what"] == "waits"
+    assert facts["verdict"]["evidence"][0]["spans"]
+    (row,) = (row for row in facts["latency"] if row["handle"] == "small")
+    assert row["n"] == 50
+    _, printed, _ = command("why", path)
+    assert printed.startswith("small waits ")
 
 
 def test_summary_as_json(command, file):
@@ -126,7 +159,7 @@ def test_what_cannot_be_judged_says_why(command, tmp_path):
     code, printed, _ = command("summary", path)
     assert code == 0
     assert "0 spans: none" in printed
-    assert "streams: " in printed
+    assert "Partitions and streams: " in printed
 
 
 def test_a_file_that_is_no_trace_is_refused(command, tmp_path):

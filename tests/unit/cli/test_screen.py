@@ -12,7 +12,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope import cli
-from gpuscope.analyses import FIRST, findings, known_analyses
+from gpuscope.analyses import findings, known_analyses
 from gpuscope.analysis.result import Result
 from gpuscope.cli.screen import LINES, Screen
 from gpuscope.formats.reading import load_trace
@@ -74,19 +74,25 @@ def unpacked(path, folder):
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("path", TRACES, ids=lambda path: f"{path.parent.name}-{path.name}")
-def test_a_summary_is_one_screen_and_names_what_it_leaves_out(command, tmp_path, path, width):
+def test_a_first_page_is_one_screen_and_names_what_it_leaves_out(command, tmp_path, path, width):
     path = unpacked(path, tmp_path)
     trace = load_trace(path)
-    lines = command(width, "summary", path)
+    lines = command(width, "why", path)
     check(lines, width, simulated=trace.is_simulated)
-    first = findings(trace).findings[0]
-    assert lines[0].split()[:3] == to_text(first).split()[:3], "findings come first"
-    words = re.sub(r"\W+", " ", " ".join(lines)).split()
+    result = findings(trace)
+    assert lines[0].split()[:3] == to_text(result.findings[0]).split()[:3], "findings come first"
+    said = " ".join(" ".join(lines).split())
+    words = re.sub(r"\W+", " ", said).split()
+    titles = dict(result.sections)
     for known in known_analyses():
+        if result.is_of_program and known.title not in titles:
+            assert "more about other analyses" in said
+            continue
         answer = known.ask(trace)
         rows = answer.readable()[0] if isinstance(answer, Result) else []
-        dropped = f"the table {known.name}" in " ".join(lines) or known in FIRST
-        zeros = f"{known.name}: " in " ".join(lines)
+        whole = f"the table {known.title}", f"more about {known.title}"
+        dropped = any(words in said for words in whole)
+        zeros = f"{known.title}: " in said
         for column in {} if dropped or zeros or not rows else rows[0]:
             if any(row[column] not in (None, "") for row in rows):
                 title = re.sub(r"\W+", " ", column.partition(" (")[0]).split()
@@ -94,10 +100,10 @@ def test_a_summary_is_one_screen_and_names_what_it_leaves_out(command, tmp_path,
 
 
 @pytest.mark.parametrize("path", TRACES[:3], ids=lambda path: path.stem)
-def test_all_of_a_summary_has_every_row(command, path):
-    printed = "\n".join(command(80, "summary", path, "--all"))
+def test_all_of_a_first_page_has_every_row(command, path):
+    printed = "\n".join(command(80, "why", path, "--all"))
     trace = load_trace(path)
-    assert all(f"── {known.name} " in printed for known in known_analyses() if known.ask(trace))
+    assert all(f"── {known.title} " in printed for known in known_analyses() if known.ask(trace))
     assert "--all" not in printed
     numbers = set(re.findall(r"[\d,.]+", printed))
     for known in known_analyses():

@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
     "": 4_384,
-    "analyses": 513,
-    "analysis": 7_124,
+    "analyses": 519,
+    "analysis": 7_156,
     "cli": 1_809,
     "device": 5_877,
     "experiments": 2_528,
@@ -31,7 +31,7 @@ ROOMS = {
     "report": 686,
     "search": 1_907,
     "simulator": 6_670,
-    "telling": 2_124,
+    "telling": 2_172,
     "timeline": 6_253,
     "trace": 3_321,
     "widgets": 4_905,

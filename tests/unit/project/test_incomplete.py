@@ -494,7 +494,7 @@ def test_the_command_line_says_it(trace, run, broken, check, command, tmp_path):
     said = command("summary", file, "--all")
     check(said)
     if run is broken:
-        for title in ("streams", "overlap", "latency"):
+        for title in ("Partitions and streams", "Overlap of streams", "Latency"):
             assert re.search(f"{title}: {TOLD.pattern}", said), title
     facts = json.loads(command("summary", file, "--json"))
     check(facts["provenance"], *(str(row) for name in ("streams", "overlap", "latency")

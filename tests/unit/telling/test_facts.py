@@ -18,7 +18,7 @@ from gpuscope.analysis.split_analysis import SplitPart
 from gpuscope.telling import verdict as verdicts
 from gpuscope.telling.of_pair import headline, of_pair
 from gpuscope.telling.of_setting import of_partition
-from gpuscope.telling.rules import holding
+from gpuscope.telling.of_waits import holding
 from gpuscope.trace.run import Run
 from gpuscope.widgets import results
 
@@ -26,14 +26,14 @@ CALLS = 40
 APART = {"s": {"partition": "a"}, "l": {"partition": "b"}}
 
 
-def ran(*, partitions, streams, repeats=CALLS):
-    """Run a small timed workload beside a small one in the background."""
+def ran(*, partitions, streams, repeats=CALLS, blocks=1):
+    """Run a small timed workload beside one in the background, small unless it has many blocks."""
     kind = {"kind": "spin", "duration_us": 10, "blocks": 1}
     experiment = {
         "name": "facts", "alone_repeats": 0, "partitions": partitions, "streams": streams,
         "workloads": {
             "small": {**kind, "stream": "s", "repeats": repeats},
-            "load": {**kind, "stream": "l", "background": True},
+            "load": {**kind, "blocks": blocks, "stream": "l", "background": True},
         },
     }  # fmt: skip
     return gs.run(experiment, gs.open_device("sim:h200", quiet=True))
@@ -104,6 +104,15 @@ def test_of_many_calls_it_is_said_how_many_were_looked_at(monkeypatch, apart):
     assert values(verdict.headline) | {"judged": 10, "n": CALLS} == values(verdict.headline)
     assert f"in 10 of its {CALLS} calls" in verdict.headline.text
     assert values(verdict.waited) == {"waited": 0, "judged": 10, "n": CALLS}
+
+
+def test_of_many_calls_that_wait_it_is_said_how_many_were_looked_at(monkeypatch):
+    monkeypatch.setattr(calls_analysis, "_MOST", 10)
+    streams = {"s": {"partition": "a"}, "l": {"partition": "a"}}
+    (trace,) = ran(partitions={"a": 8}, streams=streams, blocks=10_000).values()
+    (waits,) = (found for found in telling.findings(trace).findings if found.rule == "waits")
+    assert values(waits) | {"judged": 10, "n": CALLS} == values(waits)
+    assert f"mean of 10 of its {CALLS} calls" in waits.text
 
 
 def test_the_slowest_calls_are_all_taken_apart(monkeypatch, apart):

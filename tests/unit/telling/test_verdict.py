@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 import gpuscope as gs
-from gpuscope.analysis.calls_analysis import FOR_SMS, calls_of
+from gpuscope.analysis.calls_analysis import FOR_SMS, calls_of, waits_of
+from gpuscope.telling.finding import Finding
+from gpuscope.telling.of_trace import by_setting, ranked
 from gpuscope.telling.verdict import Verdict
 from gpuscope.widgets import results
 from gpuscope.widgets.presets import PRESETS
 
+RECORDINGS = Path(__file__).resolve().parents[2] / "data" / "recordings"
 CALLS = 120
 
 
@@ -62,6 +68,47 @@ def test_without_partitions_it_waits_for_sms_that_the_load_holds():
     assert verdict.headline["each"].value == pytest.approx(each_ns)
     assert verdict.waited["waited"].value > CALLS / 2
     assert verdict.stayed.rule == "confined.uncarved"
+    waits, carved = gs.findings(trace).findings
+    assert (waits.rule, waits.severity, carved.rule) == ("waits", "warning", "confined.uncarved")
+    assert waits.subject == {"workload": "small", "holder": "load"}
+    told = {value.name: value.value for value in waits.values}
+    took_ns = sum(part.duration_ns for part in parts)
+    assert told == {
+        "each": pytest.approx(each_ns),
+        "share": pytest.approx(each_ns * CALLS / took_ns),
+        "waited": verdict.waited["waited"].value,
+        "judged": CALLS,
+    }
+    waited_ns = [
+        sum(part.duration_ns for part in gs.analysis.parts(trace, call) if part.kind in FOR_SMS)
+        for call in calls
+    ]
+    shown_ns = [waited_ns[calls.index(each.span)] for each in waits.spans]
+    assert shown_ns == sorted(waited_ns, reverse=True)[: len(shown_ns)]
+    assert [title for title, _ in gs.findings(trace).sections] == ["Latency"]
+
+
+def test_calls_on_sms_of_their_own_wait_for_none(apart):
+    (trace,) = apart.values()
+    assert waits_of(trace, "small").for_others == 0
+    assert [finding.rule for finding in gs.findings(trace).findings] == ["confined"]
+
+
+def test_waits_for_ones_own_kernels_are_no_waits_for_others():
+    trace = gs.load_trace(RECORDINGS / "pytorch_h100.parquet")
+    waits = waits_of(trace, "Sequential")
+    assert (waits.waited, [*waits.holders], waits.for_others) == (1, ["Sequential"], 0)
+    assert "waits" not in {finding.rule for finding in gs.findings(trace).findings}
+    mixed = replace(waits, holders={"load": 30, "Sequential": 20}, judged_ns=100)
+    assert (mixed.waited_ns, mixed.for_others) == (50, 0.3)
+
+
+def test_of_several_settings_waits_are_told_where_none_does_without(apart):
+    (trace,) = apart.values()
+    small, other = (Finding("waits", "note", {"workload": name}) for name in ("small", "other"))
+    results = {"one": ranked(trace, [small, other]), "two": ranked(trace, [small])}
+    assert by_setting(results) == [("", small)]
+    assert by_setting({"one": results["one"]}) == [("", small), ("", other)]
 
 
 def test_an_escape_comes_first_and_has_its_mend():

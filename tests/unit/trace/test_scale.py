@@ -293,5 +293,5 @@ def test_tables_have_as_many_rows_as_can_be_read_and_say_how_many_there_are(tmp_
         )
         cli.main()
     said = " ".join(capsys.readouterr().out.split())
-    assert f"streams: {told}" in said
+    assert f"Partitions and streams: {told}" in said
     assert "pairs are left out" in said

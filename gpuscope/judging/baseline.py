@@ -100,7 +100,11 @@ def save(path: Path, seen: Seen, limits: Sequence[Limit]) -> None:
         raise InvalidArgument("no limit of this budget is relative to a baseline: nothing to save")
     gave = {setting: seen.measured(setting) for setting in seen.numbers}
     values = {
-        setting: {name: [*each.samples[key]] for name, key in keys.items() if key in each.samples}
+        setting: {
+            name: [float(value) for value in each.samples[key]]
+            for name, key in keys.items()
+            if key in each.samples
+        }
         for setting, each in gave.items()
     }
     whole = {

@@ -27,6 +27,8 @@ class Baseline(msgspec.Struct, frozen=True):
         Setting → key of a limit → the number of each process, or round or part of the calls.
     whole
         Setting → key of a limit → the number of all of them.
+    judged
+        Setting → how many numbers a comparison of it with another judges together.
     unit
         What values are of, as :class:`gpuscope.analysis.rounds.Measured` has it.
     """
@@ -37,16 +39,20 @@ class Baseline(msgspec.Struct, frozen=True):
     values: dict[str, dict[str, list[float]]]
     schema: str = "gpuscope.baseline/1"
     whole: dict[str, dict[str, float]] = {}
+    judged: dict[str, int] = {}
     unit: str = "process"
 
     def measured(self, setting: str, limit: Limit) -> Measured:
         """Return the number of a limit as it is compared with another; nothing if it has none."""
         number = limit.workload, limit.column
-        values = self.values.get(setting, {}).get(limit.name)
-        if not values:
+        values = self.values.get(setting, {}).get(limit.name, [])
+        whole = dict(self.whole.get(setting, {}))
+        if values:
+            whole.setdefault(limit.name, fmean(values))
+        if limit.name not in whole:
             return Measured({}, {}, self.unit)
-        whole = self.whole.get(setting, {}).get(limit.name, fmean(values))
-        return Measured({number: whole}, {number: values}, self.unit)
+        samples = {number: values} if values else {}
+        return Measured({number: whole[limit.name]}, samples, self.unit)
 
     @classmethod
     def read(cls, path: Path) -> Baseline:
@@ -108,13 +114,14 @@ def save(path: Path, seen: Seen, limits: Sequence[Limit]) -> None:
         for setting, each in gave.items()
     }
     whole = {
-        setting: {name: each.whole[key] for name, key in keys.items() if key in each.samples}
+        setting: {name: float(each.whole[key]) for name, key in keys.items() if key in each.whole}
         for setting, each in gave.items()
     }
+    together = {setting: seen.judged(setting) for setting in seen.numbers}
     unit = next(iter(gave.values())).unit
     first = next(iter(seen.traces.values()))
     name = str((first.metadata.experiment or {}).get("name", "a program"))
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    baseline = Baseline(seen.machine, date, name, values, whole=whole, unit=unit)
+    baseline = Baseline(seen.machine, date, name, values, whole=whole, judged=together, unit=unit)
     text = msgspec.json.format(msgspec.json.encode(baseline))
     write_text(path, text.decode())

@@ -307,12 +307,13 @@ def _against(limit: Limit, setting: str, seen: Seen, stored: Baseline, judged: i
     if not before.whole:
         why = "the baseline does not have it: make it anew"
         return Kept(setting, limit, "cannot tell", None, reason=why)
+    together = seen.judged(setting)
     change = effect_of(
         (limit.workload, limit.column),
         before,
         after,
         is_simulated=seen.is_simulated,
-        judged=max(judged, seen.judged(setting)),
+        judged=max(judged, min(together, stored.judged.get(setting, together))),
     )
     sign = -change.about.better or 1
     worse = sorted(sign * end for end in (change.low, change.high))

@@ -10,10 +10,10 @@ import pytest
 from judging_programs import ONE, PROGRAM, changed
 
 import gpuscope as gs
-from gpuscope.cli.experiments import write_run
-from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, NothingRecorded
 from gpuscope.analysis import compare_analysis
 from gpuscope.analysis.rounds import Measured, values_of
+from gpuscope.cli.experiments import write_run
+from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, NothingRecorded
 from gpuscope.judging import diff_result, sides
 from gpuscope.judging.conditions import Conditions, conditions_of, differ, usual_spread
 from gpuscope.judging.diff_result import judged

@@ -7,7 +7,7 @@ from judging_programs import ONE, changed
 
 import gpuscope as gs
 from gpuscope.analysis.compare_analysis import Comparison
-from gpuscope.judging import Budget, check
+from gpuscope.judging import check
 from gpuscope.telling.comparison import compared
 from gpuscope.telling.of_pair import of_pair
 from gpuscope.trace.run import Run
@@ -49,7 +49,9 @@ def test_of_two_traces_all_say_the_same(tmp_path, rounds, duration_us, verdict):
         numbers[each.limit.workload, each.limit.column] for each in kept
     ]
 
-    both = Run({"a": before["default"], "b": after["default"]}, before.comparison, before.experiment)
+    both = Run(
+        {"a": before["default"], "b": after["default"]}, before.comparison, before.experiment
+    )
     told = compared(both)[0]
     assert (told.rule, told["by"]) == (of_pair(result)[0].rule, of_pair(result)[0]["by"])
 

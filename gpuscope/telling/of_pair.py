@@ -156,7 +156,7 @@ def _unchanged(result: Comparison, about: Effect) -> Finding:
     if about.is_capture:
         return Finding("change.captures", "note", subject, tuple(values))
     if about.pairs < FEWEST:
-        rule = "change.few" if about.pairs else "change.unsure"
+        rule = "change.unsure" if result.measured else "change.few"
         return Finding(rule, "note", subject, tuple(values))
     noise = (about.high - about.low) / 2
     values += [Quantity("reach", about.reach, "%"), Quantity("noise", noise, "%")]

@@ -89,7 +89,8 @@ def _quantiles(what: str, unit: str, meaning: str, brief: Sequence[str]) -> list
 
 
 _SHARE = "share_of_alone_on_whole_gpu"
-_ENDS = "95 % interval of the first of goodput, p99, p50 and rate that there is, over it, minus 1"
+_TOLD = "the column of the interval: the first of goodput, p50 and rate that there is"
+_ENDS = "95 % interval of what tells most, over it, minus 1"
 JOULES = "joules_per_call"
 _DRAWN = "what the GPU drew, by whatever, over its calls or requests"
 _detail = partial(Column, is_brief=False)
@@ -129,6 +130,7 @@ COMPARED: dict[str, Column] = {
         Column("gain", "gain", better=1, meaning="time alone over time together"),
         _detail("low", "low", "%", digits=1, meaning=f"{_ENDS}, its low end"),
         _detail("high", "high", "%", digits=1, meaning=f"{_ENDS}, its high end"),
+        Column("interval_of", "interval of", meaning=_TOLD, kind="text", is_brief=False),
         _detail("sm_clock_mhz", "SM clock", "MHz", meaning="median while it was recorded"),
         _detail("power_w", "power", "W", meaning="of the GPU, median as well"),
         Column("throttled", "throttled", meaning="for what, and in how many rounds", kind="text"),

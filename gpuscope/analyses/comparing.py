@@ -40,7 +40,7 @@ class CompareResult(Comparison):
     ... }
     >>> trace = gs.run(one, gpu)["default"]
     >>> print(gs.compare(trace, trace).headline)
-    No difference seen: 0 % ± 7 % of w's p50.
+    Cannot tell: w's p50 changes by 0 % ± 6.77 %; three rounds of each would tell more.
     """
 
     @cached_property
@@ -82,7 +82,8 @@ def compare(
     """Compare two runs call by call: how far they differ, and how sure that is.
 
     Calls of one workload pair by rank, round and index; with the same seed they arrive alike.
-    Intervals are of 95 %: by paired bootstrap of latencies, by batch means of rates.
+    Intervals are of 95 %, of all numbers together: by rounds or, of fewer than three, by parts of
+    the calls (:func:`gpuscope.analysis.rounds.effects_of`).
 
     Parameters
     ----------

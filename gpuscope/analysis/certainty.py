@@ -14,8 +14,11 @@ from gpuscope.analysis.requests_analysis import Served
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 
-TOLD = ("goodput_per_s", "latency_p99_us", "latency_p50_us", "bus_gb_per_s", "calls_per_s")
-"""The column that tells most: the first of these that a workload has."""
+TOLD = ("goodput_per_s", "latency_p50_us", "bus_gb_per_s", "calls_per_s")
+"""The column that tells most: the first of these that a workload has. What a typical call takes: a
+tail is of few calls, and noise often hides it (:func:`gpuscope.analysis.effects.leading`)."""
+FORMER = ("goodput_per_s", "latency_p99_us", *TOLD[1:])
+"""The same of rows that do not say which column it is."""
 
 
 def ends_of(trace: Trace, workload: str) -> Ints:
@@ -43,8 +46,8 @@ def rate_spread(trace: Trace, ends_ns: Ints) -> tuple[float, int]:
 
 def certainty(
     trace: Trace, row: Mapping[str, float | None], took_ns: Array, ends_ns: Ints
-) -> dict[str, float | None]:
-    """Return the ends of the interval of what tells most of a workload, as shares of it.
+) -> dict[str, float | str | None]:
+    """Return the ends of the interval of what tells most of a workload, as shares of it; and which.
 
     Parameters
     ----------
@@ -56,22 +59,23 @@ def certainty(
     column = next((key for key in TOLD if row.get(key) is not None), "")
     low, high, value = -math.inf, math.inf, row.get(column) or 0.0
     if column.startswith("latency"):
-        low, high = quantile_interval(took_ns / 1e3, 0.99 if "p99" in column else 0.5)
+        low, high = quantile_interval(took_ns / 1e3, 0.5)
     elif column:
         spread, freedom = rate_spread(trace, ends_ns)
         wide = math.exp(student_t(freedom, TAIL) * spread) if spread < math.inf else math.inf
         low, high = value / wide, value * wide
-    return _shares(low, high, value)
+    return _shares(column, low, high, value)
 
 
-def certainty_of(served: Served) -> dict[str, float | None]:
+def certainty_of(served: Served) -> dict[str, float | str | None]:
     """Return the same of the goodput of requests, if it is known."""
     if served.met is None:
-        return _shares(0, 0, 0)
-    return _shares(*share_interval(served.n, served.met), served.met)
+        return _shares("", 0, 0, 0)
+    return _shares("goodput_per_s", *share_interval(served.n, served.met), served.met)
 
 
-def _shares(low: float, high: float, value: float) -> dict[str, float | None]:
+def _shares(column: str, low: float, high: float, value: float) -> dict[str, float | str | None]:
     ends = {"low": low, "high": high}
     is_known = value > 0 and math.isfinite(high - low)
-    return {name: end / value - 1 if is_known else None for name, end in ends.items()}
+    shares = {name: end / value - 1 if is_known else None for name, end in ends.items()}
+    return {**shares, "interval_of": column or None}

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 
 from gpuscope._columns import COMPARED, heading
 from gpuscope._text import format_value
-from gpuscope.analysis.certainty import TOLD
-from gpuscope.analysis.compare_analysis import Difference
+from gpuscope.analysis.certainty import FORMER, TOLD
+from gpuscope.analysis.effects import Effect, judged_effect
 from gpuscope.analysis.noise import repeats
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
@@ -53,13 +53,16 @@ class Choice:
     Attributes
     ----------
     workload, column
-        What is judged: the first of :data:`~gpuscope.analysis.certainty.TOLD` that is known of a
-        workload which is not in the background.
+        What is judged: what the rows' intervals are of, of the first workload that is not in the
+        background; the first of :data:`~gpuscope.analysis.certainty.TOLD` where they differ.
     taken
         The best or, of several that noise does not tell from it, that with the fewest SMs for the
-        workload. ``None`` where there is no choice, or it is not known how sure numbers are.
+        workload, of those that noise tells from the reference. ``None`` where there is no choice,
+        noise hides what it gains, or it is not known how sure numbers are.
+    best
+        The one whose number is best, if it is known how sure numbers are.
     ties
-        These, with it.
+        That, and those that noise does not tell from it.
     reference
         Where nothing is carved, if there is that.
     """
@@ -69,6 +72,7 @@ class Choice:
     options: tuple[Option, ...]
     is_simulated: bool
     taken: Option | None = None
+    best: Option | None = None
     ties: tuple[Option, ...] = ()
     reference: Option | None = None
 
@@ -84,7 +88,7 @@ class Choice:
             return value, -math.inf, math.inf
         return value, value * (1 + low) / by, value * (1 + high) * by
 
-    def difference(self, first: Option, second: Option) -> Difference:
+    def difference(self, first: Option, second: Option) -> Effect:
         """Return how far two differ: from the intervals of both, which are independent.
 
         Of logarithms, by the method of variance estimates recovery (G. Y. Zou and A. Donner,
@@ -92,22 +96,57 @@ class Choice:
         """
         rows = [option.rows[self.workload] for option in (first, second)]
         before, after = (row[self.column] for row in rows)
+        effect = Effect(self.workload, self.column, before, after)
         if bool(before) != bool(after):  # to or from nothing
             change = math.inf if after else -1.0
-            return Difference(self.workload, self.column, before, after, change, change)
+            return judged_effect(replace(effect, low=change, high=change))
         if not before or None in (row[end] for row in rows for end in ("low", "high")):
-            return Difference(self.workload, self.column, before, after)
+            return effect
         ends = [[math.log1p(max(row[end], -0.999)) for end in ("low", "high")] for row in rows]
         low, high = math.hypot(ends[1][0], ends[0][1]), math.hypot(ends[1][1], ends[0][0])
+        by = 1 + repeats(self.column, self.is_simulated)
         ratio = after / before
-        ends_of_change = (ratio * math.exp(-low) - 1, ratio * math.exp(high) - 1)
-        difference = Difference(self.workload, self.column, before, after, *ends_of_change)
-        return difference.widened(1 + repeats(self.column, self.is_simulated))
+        ends_of_change = ratio * math.exp(-low) / by - 1, ratio * math.exp(high) * by - 1
+        return judged_effect(replace(effect, low=ends_of_change[0], high=ends_of_change[1]))
+
+    def is_told(self, option: Option) -> bool:
+        """Whether noise tells an option from the reference or, without one, some from the best."""
+        if self.reference is None:
+            return len(self.ties) < len(self.options)
+        if option is self.reference:
+            return self.ties == (option,)
+        gain = self.difference(self.reference, option)
+        return gain.is_seen and gain.is_better
 
     def kept(self, option: Option) -> dict[str, float]:
         """Return other workload → the share that it keeps of its rate alone, if that is known."""
         rows = {name: row for name, row in option.rows.items() if name != self.workload}
         return {name: row[RATES[0]] for name, row in rows.items() if row[RATES[0]] is not None}
+
+    def lost(self, option: Option) -> list[Effect]:
+        """Return what is worse than at the reference, by more than repeated measurements differ.
+
+        Times of the workload, and rates of others of which that alone is not known.
+        """
+        if self.reference in (None, option):
+            return []
+        lost = []
+        for name, row in option.rows.items():
+            was = self.reference.rows.get(name, {}) if self.reference else {}
+            columns = _TIMES if name == self.workload else RATES[1:2] * (row[RATES[0]] is None)
+            for column in (each for each in columns if each != self.column):
+                if was.get(column) and row.get(column):
+                    change = Effect(name, column, was[column], row[column])
+                    by = 1 + repeats(column, self.is_simulated)
+                    is_beyond = abs(math.log1p(change.change)) > math.log(by)
+                    lost += [change] if is_beyond and not change.is_better else []
+        return lost
+
+
+_TIMES = (
+    *("latency_p50_us", "latency_p90_us", "latency_p99_us"),
+    *("ttft_p50_ms", "ttft_p90_ms", "tbt_p50_ms"),
+)
 
 
 def choices(result: SweepResult, workload: str | None = None) -> list[Choice]:
@@ -143,7 +182,7 @@ def choices(result: SweepResult, workload: str | None = None) -> list[Choice]:
 
 
 def _choice(options: list[Option], names: list[str], is_simulated: bool) -> Choice | None:  # noqa: FBT001
-    for column in TOLD:
+    for column in dict.fromkeys([*TOLD, *FORMER]):
         for name in names:
             there = [each for each in options if _told(each.rows.get(name, {})) == column]
             if there:
@@ -152,7 +191,9 @@ def _choice(options: list[Option], names: list[str], is_simulated: bool) -> Choi
 
 
 def _told(row: Row) -> str:
-    return next((key for key in TOLD if row.get(key) is not None), "")
+    """Return what the interval of a row is of."""
+    known = row.get("interval_of")
+    return known or next((key for key in FORMER if row.get(key) is not None), "")
 
 
 def _decided(choice: Choice) -> Choice:
@@ -169,4 +210,5 @@ def _decided(choice: Choice) -> Choice:
     ties = [o for o in choice.options if not off[id(o)].is_seen or off[id(o)].is_better]
     ties.sort(key=lambda option: (rows[id(option)]["sms"] or math.inf, -worth(option)))
     reference = next((option for option in choice.options if not option.is_carved), None)
-    return replace(choice, taken=ties[0], ties=(*ties,), reference=reference)
+    known = replace(choice, best=best, ties=(*ties,), reference=reference)
+    return replace(known, taken=next(filter(known.is_told, ties), None))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 
+from gpuscope._columns import COMPARED, PROGRAM, Column
 from gpuscope._types import Floats
-from gpuscope.analysis.compare_analysis import Difference
 from gpuscope.analysis.noise import TAIL, least_of
 from gpuscope.analysis.shifts import shift, smallest_shift
 
@@ -25,36 +25,70 @@ _MOST = 10_000
 
 
 @dataclass(frozen=True)
-class Effect(Difference):
-    """How far a number differs between two sides, each measured in rounds or processes.
+class Effect:
+    """How far a number of a workload differs between two sides, and how sure that is.
 
     Attributes
     ----------
+    column
+        Of a comparison of settings (:data:`gpuscope.analysis.settings.COLUMNS`).
+    before, after
+        The number of either, in the column's unit.
     low, high
-        The interval of 95 % of ``after / before − 1``, of all judged numbers together.
+        The interval of 95 % of ``after / before − 1``, of all judged numbers together; infinite
+        where too little tells it.
     smallest
         The change that as many rounds, measured anew, would show four times of five; infinite if
         unknown.
     pairs
-        Of rounds, one of each side.
+        Of rounds or parts of calls, one of each side.
     within
         The share within which numbers are equal.
     verdict
         ``"equal"``: the interval lies within that share. ``"cannot tell"``: it includes 0 and
         reaches further.
     needed
-        Pairs after which it would be equal, if it is; ``None`` where noise and number of pairs do
-        not say.
+        Pairs of rounds after which it would be equal, if it is; ``None`` where noise and number of
+        pairs do not say.
     is_capture
         Whether there is one capture of each side alone, which tells no noise.
     """
 
+    workload: Annotated[str, "of"]
+    column: str
+    before: Annotated[float, "A"]
+    after: Annotated[float, "B"]
+    low: float = -math.inf
+    high: float = math.inf
     smallest: float = math.inf
     pairs: int = 0
     within: float = CLOSE
     verdict: Verdict = "cannot tell"
     needed: int | None = None
     is_capture: bool = False
+
+    @property
+    def about(self) -> Column:
+        """What the number is."""
+        return (COMPARED | PROGRAM)[self.column]
+
+    @property
+    def change(self) -> float:
+        """The change as a share of what was before; infinite from nothing to something."""
+        if self.before == self.after:
+            return 0.0
+        return self.after / self.before - 1 if self.before else math.inf
+
+    @property
+    def is_better(self) -> bool:
+        """Whether the number is better in the second."""
+        return self.about.better * self.change > 0
+
+    @property
+    def clarity(self) -> float:
+        """The end of its interval that is nearest to 0, as a logarithm without its sign."""
+        nearest = max(self.low, min(0.0, self.high))
+        return abs(math.log1p(nearest)) if nearest > -1 else math.inf
 
     @property
     def is_seen(self) -> bool:
@@ -71,17 +105,29 @@ class Effect(Difference):
         """The largest change, in either direction, that the interval holds."""
         return max(abs(self.low), abs(self.high))
 
+    def of_whole(self, before: float, after: float) -> Effect:
+        """Return it with the numbers of all rounds together, if their ratio is in the interval."""
+        whole = replace(self, before=before, after=after)
+        return whole if self.low <= whole.change <= self.high else self
+
+
+def leading(effects: Sequence[Effect]) -> Effect:
+    """Return the one that a headline is about: the clearest; of a tail where no other is seen."""
+    typical = [each for each in effects if not each.is_tail]
+    return max(typical or effects, key=lambda each: each.clarity)
+
 
 def effect(
     workload: str,
     column: str,
-    before: Sequence[float],
-    after: Sequence[float],
+    before: Sequence[float] | Floats,
+    after: Sequence[float] | Floats,
     control: Sequence[float] = (),
     *,
     judged: int = 1,
     within: float | None = None,
     are_pairs: bool = True,
+    repeats: float = 0.0,
 ) -> Effect:
     """Compare a number of two sides by their rounds or processes.
 
@@ -104,6 +150,9 @@ def effect(
     are_pairs
         Whether rounds at one place have something in common, as neighbours have. Rounds of two
         runs, or processes of two days, have not.
+    repeats
+        The share by which repeated measurements differ beyond what these rounds show
+        (:func:`gpuscope.analysis.noise.repeats`): the interval is wider by so much on either side.
     """
     logs, least = _logs(before, after)
     fewest, tail = min(len(before), len(after)), TAIL / judged
@@ -112,26 +161,20 @@ def effect(
         return _compared(workload, column, logs, least, _difference(logs), within=close)
     middle, low, high = shift(logs[0], logs[1], tail, are_pairs=are_pairs)
     smallest = smallest_shift(logs[0], logs[1], tail, are_pairs=are_pairs)
-    bias = _bias(control, tail)
+    bias = _bias(control, tail) + math.log1p(repeats)
     compared = replace(
         _compared(workload, column, logs, least, float(middle), within=close),
         low=math.expm1(low - bias),
         high=math.expm1(high + bias),
         smallest=math.expm1(smallest + bias),
     )
-    return _judged(compared, float(high - low) / 2 + bias, asked=within is not None)
+    result = judged_effect(compared, float(high - low) / 2 + bias, asked=within is not None)
+    return replace(result, needed=None) if repeats else result
 
 
-def exact_effect(workload: str, column: str, before: float, after: float) -> Effect:
-    """Compare a number of two sides that has no noise."""
-    logs, least = _logs([before], [after])
-    change = _difference(logs)
-    ends = math.expm1(change)
-    compared = _compared(workload, column, logs, least, change, within=CLOSE)
-    return replace(compared, low=ends, high=ends, smallest=0.0)
-
-
-def _logs(before: Sequence[float], after: Sequence[float]) -> tuple[list[Floats], float]:
+def _logs(
+    before: Sequence[float] | Floats, after: Sequence[float] | Floats
+) -> tuple[list[Floats], float]:
     """Return the logarithms of both sides, and what is the least that they are taken for."""
     least = least_of([*before, *after])
     return [np.log(np.maximum(np.asarray(side, float), least)) for side in (before, after)], least
@@ -175,13 +218,23 @@ def control_of(first: Sequence[float], second: Sequence[float]) -> list[float]:
     return [math.log(max(later, least) / max(earlier, least)) for earlier, later in pairs]
 
 
-def _judged(compared: Effect, wide: float, *, asked: bool) -> Effect:
-    """Say what an interval comes to, and of one that tells nothing what it would take."""
+def judged_effect(compared: Effect, wide: float = math.inf, *, asked: bool = False) -> Effect:
+    """Say what an interval comes to, and of one that tells nothing what it would take.
+
+    Parameters
+    ----------
+    wide
+        Half of the interval of the logarithm.
+    asked
+        Whether the share within which numbers are equal was asked for.
+    """
     is_seen = not compared.low <= 0 <= compared.high
     if compared.reach <= compared.within and (asked or not is_seen):
         return replace(compared, verdict="equal")
     if is_seen:
         return replace(compared, verdict="faster" if compared.is_better else "slower")
+    if math.isinf(wide):
+        return replace(compared, verdict="cannot tell")
     narrower = wide / math.log1p(compared.within)  # than it is now, by this factor
     needed = math.ceil(compared.pairs * narrower**2)
     return replace(compared, needed=needed if compared.pairs < needed <= _MOST else None)

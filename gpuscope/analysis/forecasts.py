@@ -12,6 +12,7 @@ import numpy as np
 from gpuscope._columns import COMPARED
 from gpuscope._types import Floats
 from gpuscope.analysis.compare_analysis import Comparison
+from gpuscope.analysis.effects import judged_effect
 from gpuscope.analysis.settings import settings_table
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
@@ -68,7 +69,7 @@ def with_bands(result: _Kind, forecasts: Sequence[Trace]) -> _Kind:
                 each = replace(about, before=recorded, after=counted[0], low=low, high=high)
         elif not forecasts and math.isfinite(about.high - about.low) and about.low > -1:
             bands[number] = about.after / (1 + about.high), about.after / (1 + about.low)
-        differences.append(each)
+        differences.append(judged_effect(each))
     return replace(result, differences=tuple(differences), bands=bands, forecasts=(*forecasts,))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import NormalDist
@@ -22,9 +22,8 @@ _NONE = 1e-9
 """Of weights and degrees of freedom: less is rounding."""
 TAIL = 0.025
 """What an interval of 95 % leaves out at each end."""
-_RESAMPLES, _DRAWS = 1000, 20_000_000
-"""Times that pairs are drawn anew, and pairs that are drawn in all, about."""
-_FEWEST, _BATCHES = 6, 20
+_BATCHES = 20
+"""In which the rate of a trace is measured, about."""
 _REPEATS = {"_p50_": (1.0, 0.07), "_p90_": (1.2, 0.23), "_p99_": (2.5, 0.23), "goodput": (0.1, 0.1)}
 """Part of a column's name → the share by which measurements of the same differ, which two traces
 cannot tell: on a GPU, and simulated. On a GPU: more than two settings of one run that were the same
@@ -178,33 +177,6 @@ class Levels:
 
 
 # -- of calls ------------------------------------------------------------------------------
-Statistic = Callable[[Ints], Array]
-"""Places of pairs → numbers of these."""
-
-
-def bootstrap(count: int, before: Statistic, after: Statistic) -> tuple[Floats, Floats]:
-    """Return the ends of the 95 % intervals of ``after / before − 1`` of paired samples.
-
-    Pairs are drawn with replacement, both sides together (B. Efron and R. J. Tibshirani, *An
-    Introduction to the Bootstrap*, 1993, section 13.3: percentile intervals), from a seed that is
-    always the same. Of fewer than six pairs they are infinite: no interval of 95 % exists for a
-    median (2 × 0.5⁵ > 5 %). A change from 0 is infinite.
-    """
-    if count < _FEWEST:
-        nothing = np.full(len(before(np.arange(count))), np.inf)
-        return -nothing, nothing
-    random = np.random.default_rng(0)
-    times = max(200, min(_RESAMPLES, _DRAWS // count))
-    changes = []
-    for _ in range(times):
-        drawn = random.integers(count, size=count)
-        was, now = before(drawn), after(drawn)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            changes.append(np.where(was == now, 0.0, now / was - 1))
-    low, high = np.quantile(changes, (TAIL, 1 - TAIL), axis=0, method="inverted_cdf")
-    return low, high
-
-
 def quantile_interval(values: Array, share: float) -> tuple[float, float]:
     """Return the ends of the 95 % interval of a quantile; infinite where too few values tell it.
 

@@ -133,6 +133,15 @@ class Tuning(Result):
         return min(sure, key=lambda tuned: tuned.behind or 0.0, default=None)
 
     @property
+    def recommended(self) -> TunedSetting | None:
+        """The choice, unless noise does not tell it from the reference; SMs have no noise."""
+        choice = self.choice
+        if choice is None or self.reference in (None, choice.label) or self.objective.is_of_sms:
+            return choice
+        was = self[self.reference] if self.reference else choice
+        return None if was.verdict in ("equal", "undecided") else choice
+
+    @property
     def is_decided(self) -> bool:
         """Whether more measurements would change nothing: each setting is in, or ruled out."""
         return not any(tuned.verdict in ("undecided", "not measured") for tuned in self.settings)

@@ -117,7 +117,7 @@ def _of_choice(choice: Choice) -> Iterator[_Mark]:
     panel = f"{choice.workload}: {COMPARED[choice.column].heading}"
     for option in choice.options:
         look = "not told from the best" if option in choice.ties else "worse"
-        look = look if choice.taken is not None else "measured"
+        look = look if choice.best is not None else "measured"
         value, low, high = choice.value(option)
         more = f"n = {option.rows[choice.workload]['latency_n'] or '–'}"
         yield _Mark(panel, _name(option), value, look, low, high, more)
@@ -167,7 +167,7 @@ def tuning(result: Tuning) -> go.Figure:
     words = tuned_words(result)
     better = "more" if result.objective.is_rate else "less"
     title = words.take or f"{result.objective.name}, {better} is better"
-    taken = [] if result.choice is None else [_label(result.choice)]
+    taken = [] if result.recommended is None else [_label(result.recommended)]
     notes = [words.outcome, words.method, result.forecasts]
     limits = {goal.name: goal.limit for goal in result.slo if goal.limit is not None}
     axis = ", ".join(map(heading, result.parameters))

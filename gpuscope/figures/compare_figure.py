@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.compare_analysis import Comparison, Difference
+from gpuscope.analysis.compare_analysis import Comparison
+from gpuscope.analysis.effects import Effect
 from gpuscope.analysis.forecasts import FORECAST, RECORDED, times_us
 from gpuscope.analysis.pairing import Pairs
 from gpuscope.analysis.split_analysis import SplitResult
@@ -165,14 +166,14 @@ def _split(split: SplitResult) -> Iterator[Properties]:
     }
 
 
-def difference_look(each: Difference) -> tuple[str, str]:
+def difference_look(each: Effect) -> tuple[str, str]:
     """Return the colour and the shape of a number: grey where no difference is seen."""
     if not each.is_seen:
         return _SAME, "circle"
     return (_BETTER, "triangle-up") if each.is_better else (_WORSE, "square")
 
 
-def _differences(differences: Sequence[Difference]) -> Iterator[Properties]:
+def _differences(differences: Sequence[Effect]) -> Iterator[Properties]:
     """Yield a dot and an interval for each number; those that differ have a colour and a shape."""
     for each in reversed(differences):
         if not np.isfinite(each.change):

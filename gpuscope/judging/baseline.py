@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 
 import msgspec
 
 from gpuscope import _foreign
 from gpuscope._files import write_text
+from gpuscope.analysis.rounds import Measured
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.judging.budget import Limit
 from gpuscope.judging.machine import Machine
@@ -22,7 +24,13 @@ class Baseline(msgspec.Struct, frozen=True):
     Attributes
     ----------
     values
-        Setting → key of a limit → the number of each process.
+        Setting → key of a limit → the number of each process, or round or part of the calls.
+    whole
+        Setting → key of a limit → the number of all of them.
+    judged
+        Setting → how many numbers a comparison of it with another judges together.
+    unit
+        What values are of, as :class:`gpuscope.analysis.rounds.Measured` has it.
     """
 
     machine: Machine
@@ -30,6 +38,21 @@ class Baseline(msgspec.Struct, frozen=True):
     of: str
     values: dict[str, dict[str, list[float]]]
     schema: str = "gpuscope.baseline/1"
+    whole: dict[str, dict[str, float]] = {}
+    judged: dict[str, int] = {}
+    unit: str = "process"
+
+    def measured(self, setting: str, limit: Limit) -> Measured:
+        """Return the number of a limit as it is compared with another; nothing if it has none."""
+        number = limit.workload, limit.column
+        values = self.values.get(setting, {}).get(limit.name, [])
+        whole = dict(self.whole.get(setting, {}))
+        if values:
+            whole.setdefault(limit.name, fmean(values))
+        if limit.name not in whole:
+            return Measured({}, {}, self.unit)
+        samples = {number: values} if values else {}
+        return Measured({number: whole[limit.name]}, samples, self.unit)
 
     @classmethod
     def read(cls, path: Path) -> Baseline:
@@ -81,17 +104,24 @@ def save(path: Path, seen: Seen, limits: Sequence[Limit]) -> None:
     }
     if not keys:
         raise InvalidArgument("no limit of this budget is relative to a baseline: nothing to save")
-    exact = seen.is_exact
+    gave = {setting: seen.measured(setting) for setting in seen.numbers}
     values = {
         setting: {
-            name: numbers[key][:1] if exact else numbers[key][1:]
+            name: [float(value) for value in each.samples[key]]
             for name, key in keys.items()
-            if key in numbers
+            if key in each.samples
         }
-        for setting, numbers in seen.numbers.items()
+        for setting, each in gave.items()
     }
+    whole = {
+        setting: {name: float(each.whole[key]) for name, key in keys.items() if key in each.whole}
+        for setting, each in gave.items()
+    }
+    together = {setting: seen.judged(setting) for setting in seen.numbers}
+    unit = next(iter(gave.values())).unit
     first = next(iter(seen.traces.values()))
     name = str((first.metadata.experiment or {}).get("name", "a program"))
     date = datetime.now(UTC).isoformat(timespec="seconds")
-    text = msgspec.json.format(msgspec.json.encode(Baseline(seen.machine, date, name, values)))
+    baseline = Baseline(seen.machine, date, name, values, whole=whole, judged=together, unit=unit)
+    text = msgspec.json.format(msgspec.json.encode(baseline))
     write_text(path, text.decode())

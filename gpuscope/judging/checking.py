@@ -14,10 +14,11 @@ import numpy as np
 from gpuscope._checks import count, door
 from gpuscope._text import clean, format_value
 from gpuscope.analysis.confinement_analysis import confinement
-from gpuscope.analysis.effects import FEWEST, Effect, effect, exact_effect
+from gpuscope.analysis.effects import FEWEST, Effect
 from gpuscope.analysis.hazards_analysis import hazards
 from gpuscope.analysis.noise import TAIL, interval, quantile_interval
 from gpuscope.analysis.result import Result, Row, about_several
+from gpuscope.analysis.rounds import effect_of
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.judging.baseline import Baseline, differing, save
@@ -148,7 +149,6 @@ class CheckResult(Result):
         """How it was measured."""
         several = "processes" if self.unit == "process" else f"{self.unit}s"
         sure = f"low to high: 95 %, by {self.rounds} {several}"
-        sure = "exact: simulated" if self.is_simulated else sure
         return ". ".join(filter(None, [sure, *self.notes]))
 
 
@@ -167,7 +167,8 @@ def check(
     r"""Say whether an experiment, a program, a saved run or a trace keeps its budget.
 
     A limit holds where the number's whole interval of 95 % is inside it, and is violated where
-    all of it is outside; else it cannot be told. On a simulated GPU numbers are exact.
+    all of it is outside; else it cannot be told. A limit relative to a baseline is judged as
+    :func:`gpuscope.compare` and :func:`gpuscope.diff` do, with the same interval.
 
     Parameters
     ----------
@@ -258,9 +259,9 @@ def _judge(limit: Limit, setting: str, seen: Seen, stored: Baseline | None, judg
             why += ": alone_repeats = 0 measures nothing alone"
         return Kept(setting, limit, "cannot tell", None, reason=why)
     if limit.worse is not None and stored is not None:
-        return _against(limit, setting, values, stored, judged, is_exact=seen.is_exact)
+        return _against(limit, setting, seen, stored, judged)
     value, parts = values[0], values[1:]
-    low, high = (value, value) if seen.is_exact else _ends(limit, setting, seen, value, parts)
+    low, high = _ends(limit, setting, seen, value, parts)
     inside = [_is_inside(limit, end) for end in (low, high)]
     if low is None or high is None:
         why = f"{FEWEST} {'processes' if seen.unit == 'process' else 'rounds'} tell how sure it is"
@@ -300,30 +301,25 @@ def _of_calls(trace: Trace, workload: str, share: float) -> tuple[float, float] 
     return (low, high) if math.isfinite(high - low) else None
 
 
-def _against(
-    limit: Limit,
-    setting: str,
-    values: Sequence[float],
-    stored: Baseline,
-    judged: int,
-    *,
-    is_exact: bool,
-) -> Kept:
+def _against(limit: Limit, setting: str, seen: Seen, stored: Baseline, judged: int) -> Kept:
     """Compare a number with a baseline's."""
-    before = stored.values.get(setting, {}).get(limit.name)
-    if not before:
+    before, after = stored.measured(setting, limit), seen.measured(setting)
+    if not before.whole:
         why = "the baseline does not have it: make it anew"
         return Kept(setting, limit, "cannot tell", None, reason=why)
-    if is_exact:
-        change = exact_effect(limit.workload, limit.column, float(np.mean(before)), values[0])
-    else:
-        after = values[1:]
-        change = effect(limit.workload, limit.column, before, after, judged=judged, are_pairs=False)
+    together = seen.judged(setting)
+    change = effect_of(
+        (limit.workload, limit.column),
+        before,
+        after,
+        is_simulated=seen.is_simulated,
+        judged=max(judged, min(together, stored.judged.get(setting, together))),
+    )
     sign = -change.about.better or 1
     worse = sorted(sign * end for end in (change.low, change.high))
     allowed = limit.worse or 0.0
     if not math.isfinite(worse[1] - worse[0]):
-        why = f"{FEWEST} processes of each tell how sure it is"
+        why = f"{FEWEST} rounds or processes of each tell how sure it is"
         return Kept(setting, limit, "cannot tell", sign * change.change, reason=why, effect=change)
     verdict: Judged = "holds"
     if worse[0] > allowed:

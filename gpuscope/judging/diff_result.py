@@ -14,15 +14,15 @@ import numpy as np
 from gpuscope._checks import door, given
 from gpuscope._text import clean
 from gpuscope.analyses.comparing import CompareResult
-from gpuscope.analysis.compare_analysis import Difference
-from gpuscope.analysis.effects import FEWEST, Effect, Verdict, control_of, effect, worst
-from gpuscope.analysis.pairing import Pairs, paired_calls, paired_requests
-from gpuscope.analysis.result import Row, about_several, sentences
+from gpuscope.analysis.compare_analysis import compared_traces, paired_of
+from gpuscope.analysis.effects import FEWEST, Effect, Verdict, control_of, effect, leading
+from gpuscope.analysis.pairing import Pairs
+from gpuscope.analysis.result import about_several, sentences
+from gpuscope.analysis.rounds import Values, values_of, windows_of
 from gpuscope.analysis.shifts import serial_correlation
 from gpuscope.analysis.split_analysis import Side, SplitResult, joined, split
 from gpuscope.analysis.split_sides import of_background, of_calls, of_program
 from gpuscope.errors import MissingEvidence
-from gpuscope.judging import sides
 from gpuscope.judging.programs import PROGRAM, values_of_program
 from gpuscope.judging.sides import Round
 from gpuscope.judging.turns import Turns, numbers
@@ -38,6 +38,11 @@ _APART = (
     "same: a process apart may differ by more, most where the host counts"
 )
 
+_CAPTURES = (
+    "fewer than three rounds: how far repeated measurements differ is known of other runs, and "
+    "gpuscope run with rounds = 3 or more measures it"
+)
+
 
 @dataclass(frozen=True)
 class DiffResult(CompareResult):
@@ -48,7 +53,7 @@ class DiffResult(CompareResult):
     differences
         Of each judged number an :class:`~gpuscope.analysis.effects.Effect`.
     turns
-        The rounds; ``None`` of two traces.
+        The rounds; ``None`` of two traces with fewer than three.
     splits
         The time of a call, round or step in parts, of each workload.
     uncompared
@@ -81,12 +86,12 @@ class DiffResult(CompareResult):
     @property
     def effects(self) -> tuple[Effect, ...]:
         """How far each judged number differs."""
-        return tuple(each for each in self.differences if isinstance(each, Effect))
+        return self.differences
 
     @property
     def verdict(self) -> Verdict:
         """``"slower"`` if any number is; ``"equal"`` only if all are."""
-        verdict = worst(self.effects)
+        verdict = super().verdict
         return "cannot tell" if verdict == "equal" and self.uncompared else verdict
 
     @property
@@ -94,7 +99,7 @@ class DiffResult(CompareResult):
         """The number that decided: of several that differ so, the clearest."""
         if self.verdict in ("slower", "faster"):
             decided = [each for each in self.effects if each.verdict == self.verdict]
-            return max(decided, key=lambda each: each.clarity)
+            return leading(decided)
         subject = self.findings[0].subject
         key = subject["workload"], subject["column"]
         return next(each for each in self.effects if (each.workload, each.column) == key)
@@ -147,21 +152,12 @@ class DiffResult(CompareResult):
             f"{[each.of for each in self.splits]}"
         )
 
-    def _rows(self) -> list[Row]:
-        """One row per number."""
-        rows = super()._rows()
-        for row, each in zip(rows, self.differences, strict=True):
-            if isinstance(each, Effect):
-                known = each.smallest < float("inf")
-                row["smallest seen (%)"] = 100 * each.smallest if known else None
-                row["verdict"] = each.verdict
-        return rows
-
     @property
     def definition(self) -> str:
         """How it was measured."""
         if self.turns is None:
-            return sentences("one capture of each", self.caution)
+            how = super().definition if self.measured else "one capture of each"
+            return sentences(how, self.caution)
         unit, left = self.turns.unit, len(self.turns.left_out)
         several = "processes" if unit == "process" else f"{unit}s"
         control = ""
@@ -213,7 +209,7 @@ def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffRe
         several = "another process uses" if turns.others == 1 else f"{turns.others} others use"
         cautions.append(f"{several} this GPU: what is measured is theirs, too")
     keys = _of_the_time(numbers(pairs or turns.measured))
-    uncompared = tuple(_only_in_one(turns, names))
+    uncompared = tuple(_only_in_one([each.values for pair in pairs[:1] for each in pair], names))
     if not keys:
         raise MissingEvidence(
             f"{names[0]!r} and {names[1]!r} have no workload in common of which a latency or a "
@@ -298,28 +294,26 @@ def _split_program(
     return split(PROGRAM, "the steady time", names, once[0], once[1])
 
 
-def _only_in_one(turns: Turns, names: tuple[str, str]) -> Iterator[str]:
-    """Say which workloads one side has alone."""
-    for before, after in turns.pairs[:1]:
-        known = [dict.fromkeys(workload for workload, _ in each.values) for each in (before, after)]
-        for name, here, there in zip(names, known, known[::-1], strict=True):
-            if alone := [workload for workload in here if workload not in there]:
-                yield f"Only in {name}, and not compared: {clean(', '.join(alone))}"
+def _only_in_one(both: Sequence[Values], names: tuple[str, str]) -> Iterator[str]:
+    """Say which workloads one side has alone; nothing of no sides."""
+    known = [dict.fromkeys(workload for workload, _ in values) for values in both]
+    for name, here, there in zip(names[: len(known)], known, known[::-1], strict=True):
+        if alone := [workload for workload in here if workload not in there]:
+            yield f"Only in {name}, and not compared: {clean(', '.join(alone))}"
 
 
 def _result(
     both: tuple[Trace, Trace],
     names: tuple[str, str],
-    effects: Sequence[Difference],
+    effects: Sequence[Effect],
     turns: Turns | None,
     cautions: Sequence[str],
 ) -> DiffResult:
     """Return the result of experiments."""
     judged_workloads = dict.fromkeys(each.workload for each in effects)
     timed = {each.workload for each in effects if not each.about.is_rate}
-    served = paired_requests(both)
-    pairs = {**paired_calls(both), **served}
-    pairs = {name: paired for name, paired in pairs.items() if name in timed}
+    pairs = paired_of(both, effects)
+    served = {each.workload for each in effects if each.column.startswith("ttft")}
     splits = []
     for workload in judged_workloads:
         with contextlib.suppress(MissingEvidence):
@@ -338,7 +332,7 @@ def _result(
 def _made(
     both: tuple[Trace, Trace],
     names: tuple[str, str],
-    effects: Sequence[Difference],
+    effects: Sequence[Effect],
     pairs: Mapping[str, Pairs],
     turns: Turns | None,
     splits: tuple[SplitResult, ...],
@@ -356,40 +350,35 @@ def _made(
     )
 
 
-def of_saved(
+def of_traces(
     first: Trace, second: Trace, names: tuple[str, str], within: float | None
 ) -> DiffResult:
-    """Compare two saved runs by their rounds."""
-    rounds = [
-        [Round(sides.values_of(part), part) for part in sides.windows_of(trace)]
-        for trace in (first, second)
-    ]
-    pairs = list(zip(*rounds, strict=False))
-    is_exact = first.is_simulated and second.is_simulated  # rounds of one number draw the same
-    turns = Turns("saved round", pairs, [], pairs, are_pairs=is_exact)
-    result = judged(turns, names, within)
-    apart = "" if is_exact else _APART
-    return replace(result, caution="; ".join(filter(None, [result.caution, apart])))
+    """Compare two traces that were saved, as :func:`gpuscope.compare` does, and say why.
 
-
-def of_captures(first: Trace, second: Trace, names: tuple[str, str]) -> DiffResult:
-    """Compare two traces, which tell no noise."""
+    Of programs one capture of each tells no noise.
+    """
     both = first, second
-    caution = "one capture of each tells no noise: nothing is called faster or slower"
-    values = [sides.values_of(trace) if _is_experiment(trace) else {} for trace in both]
-    if values[0] and values[1]:
-        effects = [
-            Effect(*key, values[0][key], values[1][key], is_capture=True)
-            for key in values[0]
-            if key in values[1]
-        ]
-        return _result(both, names, effects, None, [caution])
+    if not all((trace.metadata.experiment or {}).get("workloads") for trace in both):
+        return _of_captures(both, names)
+    compared = compared_traces(both, names, CompareResult, within)
+    is_exact = compared.is_simulated and compared.is_by_rounds  # rounds of a number draw the same
+    cautions = [] if is_exact else [_APART if compared.is_by_rounds else _CAPTURES]
+    turns = None
+    if compared.is_by_rounds:
+        rounds = [[Round(values_of(part), part) for part in windows_of(trace)] for trace in both]
+        pairs = list(zip(*rounds, strict=False))
+        turns = Turns("saved round", pairs, [], pairs, are_pairs=is_exact)
+        cautions = [*_hanging_together(turns, compared.differences), *cautions]
+    result = _result(both, names, compared.differences, turns, cautions)
+    uncompared = tuple(_only_in_one([each.whole for each in compared.measured or ()], names))
+    return replace(result, uncompared=uncompared, measured=compared.measured)
+
+
+def _of_captures(both: tuple[Trace, Trace], names: tuple[str, str]) -> DiffResult:
+    """Compare a capture of either of two programs."""
     values = [values_of_program(trace) for trace in both]
     keys = _of_the_time([key for key in values[0] if key in values[1]])
     effects = [Effect(*key, values[0][key], values[1][key], is_capture=True) for key in keys]
     of = _split_program(keys[0][1], names, [of_program(trace) for trace in both], 1)
+    caution = "one capture of each tells no noise: nothing is called faster or slower"
     return _made(both, names, effects, {}, None, (of,), [caution])
-
-
-def _is_experiment(trace: Trace) -> bool:
-    return bool((trace.metadata.experiment or {}).get("workloads"))

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from gpuscope._checks import SeveralOf, count, door, given
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.experiment import Experiment, as_experiment
 from gpuscope.judging import sides
-from gpuscope.judging.diff_result import DiffResult, judged, of_captures, of_saved
+from gpuscope.judging.diff_result import DiffResult, judged, of_traces
 from gpuscope.judging.programs import Command, ProgramSide, checked_out
 from gpuscope.judging.sides import Side
 from gpuscope.judging.targets import Given, target_of
@@ -67,9 +67,9 @@ def diff(
     ----------
     first, second
         Each an experiment (as :func:`gpuscope.run` takes it); a program's command line as a list,
-        ``["python", "train.py"]``; a run, or the folder that ``gpuscope run --out`` wrote,
-        compared by its rounds; or a trace or its file: one capture tells no noise, so two are never
-        called different.
+        ``["python", "train.py"]``; or a run, the folder that ``gpuscope run --out`` wrote, a trace
+        or its file, compared as :func:`gpuscope.compare` does. One capture of a program tells no
+        noise, so two are never called different.
     setting
         Of an experiment or run with several; two names: one of either side. With two, and
         without ``second``: two settings of ``first``.
@@ -125,11 +125,8 @@ def diff(
         left = _known("first", first, named[0]) if at is None else _at(at, first, right, held)
         names = _names(named, at, left, right)
         match left, right:
-            case (Saved(), Saved()):
-                return of_saved(left.trace, right.trace, names, within)
-            case (Saved() | Trace(), Saved() | Trace()):
-                both = [each.trace if isinstance(each, Saved) else each for each in (left, right)]
-                return of_captures(both[0], both[1], names)
+            case (Trace(), Trace()):
+                return of_traces(left, right, names, within)
             case (Command(), Command()) if device is None:
                 usual, control = PROCESSES, 0
                 before: Side = ProgramSide(names[0], left)
@@ -185,17 +182,10 @@ def _settled(both: Sequence[Side], *, simulated: bool) -> int:
 
 
 # -- what is compared ---------------------------------------------------------------------
-class Saved(NamedTuple):
-    """A setting of a run that was saved: it has rounds."""
-
-    trace: Trace
-
-
-_Known: TypeAlias = Experiment | Command | Saved | Trace
+_Known: TypeAlias = Experiment | Command | Trace
 _SORTS: dict[type, str] = {
     Experiment: "an experiment",
     Command: "a program",
-    Saved: "a saved run",
     Trace: "a trace",
 }
 
@@ -205,7 +195,7 @@ def _known(which: str, target: Given, setting: str | None) -> _Known:
     known = target_of(which, target)
     if isinstance(known, Experiment | Command | Trace):
         return known
-    return Saved(sides.saved_trace(which, known, setting))
+    return sides.saved_trace(which, known, setting)
 
 
 def _names(
@@ -215,9 +205,7 @@ def _names(
     if at is not None:
         return at, "working tree"
     saved = [
-        (each.trace if isinstance(each, Saved) else each).metadata.setting
-        if isinstance(each, Saved | Trace)
-        else name
+        each.metadata.setting if isinstance(each, Trace) else name
         for each, name in zip((one, now), named, strict=True)
     ]
     first, second = (str(each or "") for each in saved)

@@ -12,6 +12,7 @@ import numpy as np
 from gpuscope._columns import COMPARED, TOGETHER
 from gpuscope._text import clean
 from gpuscope.analysis.idle_analysis import idle_causes
+from gpuscope.analysis.rounds import Measured, measured, windows_of
 from gpuscope.analysis.settings import of_slowest_rank, settings_table
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument
@@ -20,14 +21,14 @@ from gpuscope.experiments.experiment import Experiment
 from gpuscope.judging.budget import Limit
 from gpuscope.judging.machine import Machine, machine_of
 from gpuscope.judging.programs import Command, ProgramSide, recorded_runs, values_of_program
-from gpuscope.judging.sides import device_of, windows_of
+from gpuscope.judging.sides import device_of
 from gpuscope.judging.targets import target_of
 from gpuscope.trace.columns import rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.schema import GPU_WORK
 
 ROUNDS, PROCESSES = 5, 5
-"""Rounds, or processes, that tell how sure a number on a GPU is."""
+"""Rounds, or processes, that tell how sure a number is."""
 Numbers: TypeAlias = dict[tuple[str, str], list[float]]
 """Workload and column → the number of all, then of each round or process."""
 
@@ -104,9 +105,8 @@ class Seen:
             each_run = [trace for each in runs for trace in each.values()]
             unit, several = "process", len(runs)
         else:
-            if not device.is_simulated:
-                least = max(experiment.rounds, rounds or ROUNDS)
-                experiment = experiment.model_copy(update={"rounds": least})
+            least = max(experiment.rounds, rounds or ROUNDS)
+            experiment = experiment.model_copy(update={"rounds": least})
             traces = dict(run(experiment, device, stop=stop))
             numbers, several = _by_rounds(traces)
             unit, each_run = "round", [*traces.values()]
@@ -125,14 +125,28 @@ class Seen:
         measured = [side.measure(number) for number in range(rounds)]
         first = measured[0].trace
         numbers = _joined([_of_program(each.trace) for each in measured])
-        exact = first.is_simulated
         machine = machine_of([each.trace for each in measured])
-        return cls({"": first}, {"": numbers}, {}, "process", 1 if exact else rounds, machine)
+        return cls({"": first}, {"": numbers}, {}, "process", rounds, machine)
 
     @property
-    def is_exact(self) -> bool:
+    def is_simulated(self) -> bool:
         """Whether a simulated GPU gave all numbers."""
         return all(trace.is_simulated for trace in self.traces.values())
+
+    def measured(self, setting: str) -> Measured:
+        """Return the numbers of a setting as they are compared with others."""
+        if self.unit != "process":
+            gave = measured(self.traces[setting])
+            if gave.unit == "part":
+                return gave
+        numbers = self.numbers[setting]
+        whole = {number: values[0] for number, values in numbers.items()}
+        samples = {number: values[1:] for number, values in numbers.items()}
+        return Measured(whole, samples, "process" if self.unit == "process" else "round")
+
+    def judged(self, setting: str) -> int:
+        """Return how many numbers a comparison of the setting with another judges together."""
+        return len(measured(self.traces[setting]).samples)
 
     def settings_of(self, limit: Limit) -> list[str]:
         """Return the settings that a limit is of."""

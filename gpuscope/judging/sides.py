@@ -5,17 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from gpuscope._text import clean
-from gpuscope.analysis.rates import RATES
-from gpuscope.analysis.result import P99_NEEDS
-from gpuscope.analysis.settings import (
-    background_of,
-    driven_by_requests,
-    of_slowest_rank,
-    settings_table,
-)
+from gpuscope.analysis.rounds import Values, values_of
 from gpuscope.device.cuda.health import processes_by_uuid
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
@@ -27,10 +20,6 @@ from gpuscope.experiments.setting import ResolvedSetting
 from gpuscope.judging.conditions import Conditions, conditions_of
 from gpuscope.trace.model import Trace
 
-Values: TypeAlias = Mapping[tuple[str, str], float]
-"""Workload and column → what a round gave."""
-_TIMED = ("latency_p50_us", "latency_p90_us", "latency_p99_us")
-_SERVED = ("goodput_per_s", "ttft_p50_ms", "tbt_p50_ms")
 _APART_NS = 10**12
 """Between the clocks of simulated rounds, so that they follow each other in one trace."""
 
@@ -155,43 +144,6 @@ def side_of_experiment(
     if len(devices_of(experiment, device)) > 1:
         return RankedSide(name, experiment, setting, device)
     return ExperimentSide(name, experiment, setting, device)
-
-
-def values_of(trace: Trace) -> dict[tuple[str, str], float]:
-    """Return what the workloads of an experiment's trace gave: of each what tells most.
-
-    Latencies of what is timed (a p99 of 1,000 calls), goodput and token times of requests, and
-    the first known rate of what is neither.
-    """
-    plans = (trace.metadata.experiment or {}).get("workloads", {})
-    driven = driven_by_requests(plans)
-    background = background_of(trace.metadata.experiment or {})
-    values = {}
-    for row in of_slowest_rank(settings_table({"": trace}).to_pylist()):
-        workload = row["workload"]
-        columns: tuple[str, ...] = ()
-        if row["requests_n"]:
-            columns = _SERVED
-        elif row["latency_n"] and workload not in background and workload not in driven:
-            columns = _TIMED[: 3 if row["latency_n"] >= P99_NEEDS else 2]
-        elif plans.get(workload, {}).get("rate_hz") is None and workload not in driven:
-            columns = next(((name,) for name in RATES[1:] if row[name]), ())
-        for column in columns:
-            if row[column] is not None:
-                values[workload, column] = float(row[column])
-    return values
-
-
-def windows_of(trace: Trace) -> list[Trace]:
-    """Return the rounds of a trace that was saved: its recording windows."""
-    starts = trace.array("start_ns")
-    parts = []
-    for number, (low, high) in enumerate(trace.metadata.windows_ns):
-        part = trace.where((starts >= low) & (starts < high))
-        if len(part):
-            states = [each for each in trace.metadata.gpu_states if each.round == number]
-            parts.append(part.with_metadata(windows_ns=((low, high),), gpu_states=states))
-    return parts
 
 
 # -- what was saved -----------------------------------------------------------------------

@@ -57,8 +57,8 @@ def _chosen(result: Tuning, label: str | None) -> TunedSetting:
             chosen = result[label]
         except KeyError as error:
             raise InvalidArgument(f"setting is {given(label)}: {error.args[0]}") from None
-    elif result.choice is not None:
-        chosen = result.choice
+    elif result.recommended is not None:
+        chosen = result.recommended
     else:
         raise InvalidArgument(
             "setting: it is not known which to take, so name one of "

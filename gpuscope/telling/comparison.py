@@ -11,6 +11,7 @@ from gpuscope._checks import door
 from gpuscope._columns import is_of_requests
 from gpuscope._text import clean
 from gpuscope.analysis.compare_analysis import Comparison, compared_traces
+from gpuscope.analysis.effects import Effect, leading
 from gpuscope.analysis.forecasts import FORECAST, RECORDED, forecasts_in, with_bands
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
@@ -65,7 +66,7 @@ def compared(run: Run) -> tuple[Finding, ...]:
     ... }
     >>> first, *_ = gs.telling.compared(gs.run(one, gpu))
     >>> first.rule, first.subject["base"], first.subject["setting"]
-    ('change.none', 'first', 'second')
+    ('change.open', 'first', 'second')
     """
     if text := next(filter(None, (each.metadata.forecast for each in run.values())), ""):
         return (Finding("forecast", "note", {"forecast": text}), *_of_forecast(run))
@@ -115,7 +116,7 @@ def _told_most(results: Sequence[Comparison]) -> Iterator[Finding]:
         largest = max(results, key=lambda result: max(abs(d.change) for d in result.differences))
         yield from _named(of_pair(largest), results)
         return
-    chosen, first = max(timed, key=lambda pair: pair[1].clarity)
+    chosen, first = _leading(timed)
     number = first.workload, first.column
     better = [
         (result, each)
@@ -129,7 +130,13 @@ def _told_most(results: Sequence[Comparison]) -> Iterator[Finding]:
         chosen = max(alike, key=_least_kept)
     yield from _named(of_pair(chosen), results)
     if better and not first.is_better:
-        yield from _named([headline(*max(better, key=lambda pair: pair[1].clarity))], results)
+        yield from _named([headline(*_leading(better))], results)
+
+
+def _leading(seen: Sequence[tuple[Comparison, Effect]]) -> tuple[Comparison, Effect]:
+    """Return which difference a headline is about, with its comparison."""
+    first = leading([each for _, each in seen])
+    return next(pair for pair in seen if pair[1] is first)
 
 
 def _named(findings: Iterable[Finding], results: Sequence[Comparison]) -> Iterator[Finding]:

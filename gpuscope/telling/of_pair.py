@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from gpuscope.analysis.compare_analysis import Comparison, Difference, PartSum
-from gpuscope.analysis.effects import FEWEST, Effect
+from gpuscope.analysis.compare_analysis import Comparison, PartSum
+from gpuscope.analysis.effects import FEWEST, Effect, leading
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.requests_analysis import slo_of
 from gpuscope.analysis.settings import has_own_sms, home_of
@@ -23,28 +23,26 @@ from gpuscope.telling.rules import DOES, RULES, fill
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
 
+COSTS = ("change.pays", "change.may-pay", "change.gains", "change.costs")
+"""Rules of what stands beside a headline that compares."""
+
 
 def of_pair(result: Comparison) -> tuple[Finding, ...]:
     """Return what a comparison comes to: its headline, then what others pay or gain, then calls."""
     if result.bands is not None:
         return (*_of_forecast(result, result.bands),)
     if not result.seen:
-        typical = [each for each in result.timed if not (isinstance(each, Effect) and each.is_tail)]
+        typical = [each for each in result.timed if not each.is_tail]
         largest = max(typical or result.timed or result.differences, key=_least_told)
         return (_unchanged(result, largest), *_calls(result, largest))
-    clearest = max(result.seen, key=lambda each: each.clarity)
-    costs = [
-        _cost(each)
-        for each in result.differences
-        if each.is_seen and each.column in RATES and each.workload not in result.pairs
-        if each is not clearest
-    ]
+    clearest = leading(result.seen)
+    costs = [cost for each in result.differences for cost in _cost(result, each, clearest)]
     return (headline(result, clearest), *costs, *_calls(result, clearest))
 
 
-def _least_told(each: Difference) -> float:
+def _least_told(each: Effect) -> float:
     """Return by what the one of differences that are not seen is chosen that tells least."""
-    if isinstance(each, Effect) and each.pairs >= FEWEST:
+    if each.pairs >= FEWEST:
         return each.reach
     return abs(each.change)
 
@@ -52,11 +50,11 @@ def _least_told(each: Difference) -> float:
 def headline_and_rest(findings: Sequence[Finding]) -> tuple[str, list[str]]:
     """Return the headline with what others pay in words, and then the other sentences."""
     first, *others = findings
-    costs = [each.text for each in others if each.rule in ("change.pays", "change.gains")]
+    costs = [each.text for each in others if each.rule in COSTS]
     return " ".join([first.text, *costs]), [e.text for e in others if e.text not in costs]
 
 
-def headline(result: Comparison, about: Difference) -> Finding:
+def headline(result: Comparison, about: Effect) -> Finding:
     """Return what a difference that is seen comes to, and the cause that changed most."""
     workload, unit = about.workload, unit_of(about.about)
     subject = _subject(result, about) | {"change": _in_words(result, workload)}
@@ -109,7 +107,7 @@ def _of_forecast(
             yield Finding("checked.outside", "warning", subject, (forecast, other))
 
 
-def _subject(result: Comparison, about: Difference) -> dict[str, str]:
+def _subject(result: Comparison, about: Effect) -> dict[str, str]:
     subject = {
         "workload": about.workload,
         "column": about.column,
@@ -123,7 +121,7 @@ def _subject(result: Comparison, about: Difference) -> dict[str, str]:
 
 
 def _cause(
-    parts: tuple[PartSum, ...], about: Difference, calls: int
+    parts: tuple[PartSum, ...], about: Effect, calls: int
 ) -> tuple[str, tuple[Quantity, ...]]:
     """Return the part that changed most in the direction of a change, in words and numbers.
 
@@ -147,19 +145,9 @@ def _cause(
     return f"it {fill(RULES[f'part.{degree}'].text, names)}", values
 
 
-def _unchanged(result: Comparison, about: Difference) -> Finding:
-    subject = _subject(result, about)
-    if isinstance(about, Effect):
-        return _of_effect(subject, about)
-    if math.isinf(about.high - about.low):
-        return Finding("change.unsure", "note", subject, (_by(about),))
-    noise = Quantity("noise", max(about.high - about.change, about.change - about.low), "%")
-    return Finding("change.none", "note", subject, (_by(about), noise))
-
-
-def _of_effect(subject: dict[str, str], about: Effect) -> Finding:
-    """Return that two sides that took turns are equal, or that this cannot be told."""
-    unit = unit_of(about.about)
+def _unchanged(result: Comparison, about: Effect) -> Finding:
+    """Return that two sides are equal, or that this cannot be told."""
+    subject, unit = _subject(result, about), unit_of(about.about)
     values = [
         Quantity("before", about.before, unit),
         Quantity("after", about.after, unit),
@@ -169,33 +157,56 @@ def _of_effect(subject: dict[str, str], about: Effect) -> Finding:
     if about.is_capture:
         return Finding("change.captures", "note", subject, tuple(values))
     if about.pairs < FEWEST:
-        return Finding("change.few", "note", subject, tuple(values))
+        rule = "change.unsure" if result.measured else "change.few"
+        return Finding(rule, "note", subject, tuple(values))
     noise = (about.high - about.low) / 2
     values += [Quantity("reach", about.reach, "%"), Quantity("noise", noise, "%")]
     values += [Quantity("within", about.within, "%")]
     if about.verdict == "equal":
         return Finding("change.equal", "note", subject, tuple(values))
     values += counts(needed=about.needed) if about.needed else ()
+    if not result.is_by_rounds:
+        subject["more"] = "three rounds of each"
     return Finding("change.open", "note", subject, tuple(values))
 
 
-def _cost(about: Difference) -> Finding:
-    rule = "change.gains" if about.is_better else "change.pays"
+def _cost(result: Comparison, about: Effect, told: Effect) -> Iterator[Finding]:
+    """Yield what a number is beside the one that is told: a rate won or lost, or what got worse.
+
+    What others may lose is said also where noise hides it, with its interval.
+    """
+    if about is told:
+        return
     cost = Quantity("cost", abs(about.change), "%")
-    return Finding(rule, "note", {"workload": about.workload}, (cost, _by(about)))
+    if about.column in RATES and about.workload not in result.pairs:
+        subject = {"workload": about.workload}
+        if about.is_seen:
+            rule = "change.gains" if about.is_better else "change.pays"
+            yield Finding(rule, "note", subject, (cost, _by(about)))
+        elif told.is_better and about.change < 0 and about.verdict != "equal":
+            ends = _by(about)
+            known = (end for end in (ends.low, ends.high) if end is not None)
+            span = " to ".join(str(Quantity("", end, "±%")) for end in known)
+            between = {"between": span} if span else {}
+            yield Finding("change.may-pay", "note", subject | between, (cost, ends))
+    elif about.is_seen and told.is_better and not about.is_better:
+        unit = unit_of(about.about)
+        numbers = Quantity("before", about.before, unit), Quantity("after", about.after, unit)
+        subject = _subject(result, about)
+        yield Finding("change.costs", "note", subject, (*numbers, _by(about)))
 
 
-def _by(about: Difference) -> Quantity:
+def _by(about: Effect) -> Quantity:
     low, high = (end if math.isfinite(end) else None for end in (about.low, about.high))
     return Quantity("by", about.change, "±%", low, high)
 
 
-def _each(about: Difference) -> str:
+def _each(about: Effect) -> str:
     """Return what is timed."""
     return "call" if about.column.startswith("latency") else "request"
 
 
-def _calls(result: Comparison, about: Difference) -> Iterator[Finding]:
+def _calls(result: Comparison, about: Effect) -> Iterator[Finding]:
     """Yield how many calls are faster, and how many slower."""
     workload = about.workload
     if pairs := result.pairs.get(workload):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from gpuscope._checks import door
@@ -45,7 +46,9 @@ def swept(result: SweepResult, workload: str | None = None) -> Iterator[Finding]
     for choice in every:
         if choice.taken is not None:
             yield from _take(choice, choice.taken)
-    if every and not any(choice.taken for choice in every):
+        elif choice.best is not None:
+            yield _untold(choice, choice.best, int(result.experiment.get("rounds") or 1))
+    if every and not any(choice.best for choice in every):
         yield from _ends(every)
 
 
@@ -58,22 +61,51 @@ def _take(choice: Choice, taken: Option) -> Iterator[Finding]:
         "workload": choice.workload,
         "column": choice.column,
         "objective": f"{choice.workload}'s {column.quantity}",
-        "cost": " and ".join(
-            f"{name} keeps {Quantity('kept', share, '%')} of its rate alone"
-            for name, share in choice.kept(taken).items()
-        ),
+        "cost": "; ".join(_costs(choice, taken)),
     }
     values = [Quantity("mean", value, unit_of(column), low, high)]
-    if choice.reference not in (None, taken) and choice.value(choice.reference)[0]:
-        by = choice.difference(choice.reference, taken)
-        values.append(Quantity("by", by.change, "±%", by.low, by.high))
-        ends = [str(Quantity("", end, "±%")) for end in (by.change, by.low, by.high)]
-        subject["reference"] = repr(choice.reference.label)
-        subject["changes"] = "{} ({} to {})".format(*ends)
-    yield Finding("take", "note", subject, tuple(values))
+    against, by = _against_reference(choice, taken)
+    yield Finding("take", "note", {**subject, **against}, (*values, *by))
     if equals := [option.label for option in choice.ties if option is not taken]:
         subject = {"choice": taken.label, "equals": equals, "ties": fewest([choice.workload])}
         yield Finding("take.ties", "note", subject)
+
+
+def _costs(choice: Choice, taken: Option) -> Iterator[str]:
+    """Yield what a point costs others, and what is worse there than at the reference."""
+    for name, share in choice.kept(taken).items():
+        yield f"{name} keeps {Quantity('kept', share, '%')} of its rate alone"
+    for each in choice.lost(taken):
+        was, now = (Quantity("", end, unit_of(each.about)) for end in (each.before, each.after))
+        yield f"worse: {each.workload}'s {each.about.quantity} is {now} instead of {was}"
+
+
+def _against_reference(choice: Choice, option: Option) -> tuple[dict[str, str], list[Quantity]]:
+    """Return how far an option differs from the reference, in words and as a number."""
+    if choice.reference in (None, option) or not choice.value(choice.reference)[0]:
+        return {}, []
+    by = choice.difference(choice.reference, option)
+    ends = [str(Quantity("", end, "±%")) for end in (by.change, by.low, by.high)]
+    changes = "{} ({} to {})".format(*ends) if math.isfinite(by.reach) else ends[0]
+    subject = {"reference": repr(choice.reference.label), "changes": changes}
+    low, high = (end if math.isfinite(end) else None for end in (by.low, by.high))
+    return subject, [Quantity("by", by.change, "±%", low, high)]
+
+
+def _untold(choice: Choice, best: Option, rounds: int) -> Finding:
+    """Return that noise hides what the best point gains, and what would tell it."""
+    column = COMPARED[choice.column]
+    value, low, high = choice.value(best)
+    subject = {
+        "workload": choice.workload,
+        "column": choice.column,
+        "objective": f"{choice.workload}'s {column.quantity}",
+        "best": best.label,
+    }
+    against, by = _against_reference(choice, best)
+    mean = Quantity("mean", value, unit_of(column), low, high)
+    values = (mean, *by, *counts(rounds=4 * rounds))
+    return Finding("take.none", "note", {**subject, **against}, values)
 
 
 def _ends(every: Sequence[Choice]) -> Iterator[Finding]:

@@ -163,12 +163,15 @@ def recommended(result: Tuning) -> Iterator[Finding]:
     if changes:
         subject["reference"] = repr(result.reference)
     values = (Quantity("mean", mean, "", low, high), *changes)
+    if result.recommended is None:
+        yield Finding("take.hidden", "note", subject, values)
+        return
     yield Finding("take", "note", subject, values)
 
 
 def left(result: Tuning) -> Iterator[Finding]:
     """Yield how many SMs the setting to take leaves for others; if it has partitions."""
-    choice = result.choice
+    choice = result.recommended
     if choice is None or not choice.sizes:
         return
     free = result.free_sms(choice)

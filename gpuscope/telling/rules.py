@@ -254,14 +254,13 @@ RULES = {
             "[ ({against})][: {cause}]"
         ),
     ),
-    "change.none": Rule("No difference seen: {by} ± {noise} of {workload}'s {quantity}"),
     "change.unsure": Rule("Too few calls to see a difference: {by} of {workload}'s {quantity}"),
     "change.equal": Rule(
         "Equal within {reach}: {workload}'s {quantity} is {after} instead of {before}"
     ),
     "change.open": Rule(
         "Cannot tell: {workload}'s {quantity} changes by {by} ± {noise}[; {needed} pairs of rounds "
-        "would tell whether they are equal within {within}]"
+        "would tell whether they are equal within {within}][; {more} would tell more]"
     ),
     "change.few": Rule("Cannot tell: three pairs of rounds are needed, and there are {pairs}"),
     "change.captures": Rule(
@@ -269,6 +268,8 @@ RULES = {
         "whether that is more than noise"
     ),
     "change.pays": Rule("{workload} pays {cost} of its rate"),
+    "change.may-pay": Rule("{workload} may pay {cost} of its rate, which noise hides[: {between}]"),
+    "change.costs": Rule("Worse: {workload}'s {quantity} is {after} instead of {before}"),
     "change.gains": Rule("{workload} gains {cost} of its rate"),
     "change.calls": Rule(
         "{faster} of {calls} {each}s of {workload} are faster in {setting}, {slower} slower"
@@ -347,6 +348,14 @@ RULES = {
         f"[; {{unseen}} settings are neither measured nor ruled out]{_BEHIND}"
     ),
     "take": Rule("Take {choice}: {objective} {mean}[, against {reference} {changes}][, {cost}]"),
+    "take.none": Rule(
+        "Noise tells no setting from the others by {objective}: best is {best} with {mean}"
+        "[, against {reference} {changes}]; rounds = {rounds} would tell more"
+    ),
+    "take.hidden": Rule(
+        "Noise does not tell {choice} from {reference} by {objective}[: {changes}]; more "
+        "measurements of each (repeats) would tell more"
+    ),
     "tuned.left": Rule(
         "{choice} leaves {left} SMs ({share} of the GPU) to others than {workloads}: {where}"
         "[; there {kept}]"

@@ -9,7 +9,7 @@ import numpy as np
 from gpuscope._tables import Html
 from gpuscope._text import duration
 from gpuscope.analyses.comparing import CompareResult, compare
-from gpuscope.analysis.compare_analysis import Difference
+from gpuscope.analysis.effects import Effect
 from gpuscope.analysis.pairing import Pairs
 from gpuscope.analysis.part import PartKind
 from gpuscope.analysis.result import Row
@@ -130,7 +130,7 @@ def _part(kind: PartKind, colour: str, share: float, words: str) -> str:
 
 
 # -- numbers ------------------------------------------------------------------------------
-def _rows(differences: Sequence[Difference]) -> Iterator[Row]:
+def _rows(differences: Sequence[Effect]) -> Iterator[Row]:
     """Yield of each number its value in both, and its change with the interval of 95 %."""
     ends = [end for each in differences for end in (each.low, each.high, each.change)]
     reach = max((abs(end) for end in ends if np.isfinite(end)), default=0) or 1
@@ -147,7 +147,7 @@ def _rows(differences: Sequence[Difference]) -> Iterator[Row]:
         yield {**row, "change": Html(f"{_interval(each, reach)} {html.text(words)}")}
 
 
-def _interval(each: Difference, reach: float) -> str:
+def _interval(each: Effect, reach: float) -> str:
     if not np.isfinite(each.high - each.low + each.change):
         return ""
     colour, _ = difference_look(each)

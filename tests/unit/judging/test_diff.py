@@ -10,9 +10,11 @@ import pytest
 from judging_programs import ONE, PROGRAM, changed
 
 import gpuscope as gs
+from gpuscope.analysis import compare_analysis
+from gpuscope.analysis.rounds import Measured, values_of
 from gpuscope.cli.experiments import write_run
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, NothingRecorded
-from gpuscope.judging import sides
+from gpuscope.judging import diff_result, sides
 from gpuscope.judging.conditions import Conditions, conditions_of, differ, usual_spread
 from gpuscope.judging.diff_result import judged
 from gpuscope.judging.programs import Command
@@ -358,9 +360,12 @@ def test_saved_runs_of_a_gpu_say_that_processes_differ(gpu, monkeypatch):
 def measured(gpu, monkeypatch, *rounds):
     """Return the diff of two saved runs on a GPU whose rounds gave these times."""
     run = gs.run({**ONE, "rounds": len(rounds[0]), "alone_repeats": 0}, gpu)
-    values = iter(np.concatenate(rounds))
+    key = "w", "latency_p50_us"
+    gave = [Measured({key: np.median(each)}, {key: [*each]}, "round") for each in rounds]
+    kept, values = iter(gave), iter(np.stack(rounds).ravel())
     monkeypatch.setattr("gpuscope.trace.model.Trace.is_simulated", property(lambda _: False))
-    monkeypatch.setattr(sides, "values_of", lambda _: {("w", "latency_p50_us"): next(values)})
+    monkeypatch.setattr(compare_analysis, "measured", lambda _: next(kept))
+    monkeypatch.setattr(diff_result, "values_of", lambda _: {key: next(values)})
     return gs.diff(run, run)
 
 
@@ -381,14 +386,14 @@ def test_rounds_of_a_run_that_hang_together_are_said(gpu, monkeypatch):
     assert "neighbouring rounds hang together (w's p50: correlation 0.4" in result.caution
 
 
-def test_two_traces_are_never_called_significant(gpu):
-    slow = gs.run(changed(duration_us=300), gpu)["default"]
-    result = gs.diff(gs.run(ONE, gpu)["default"], slow)
-    assert result.verdict == "cannot tell"
-    assert result.effects[0].change > 1
-    assert not any(each.is_seen for each in result.effects)
-    assert result.findings[0].rule == "change.captures"
-    assert sums(result.split("w")) < 1e-3
+def test_one_round_is_told_beyond_what_repeated_measurements_differ_by(gpu):
+    one = gs.run(ONE, gpu)["default"]
+    for duration_us, verdict in ((300, "slower"), (102, "cannot tell")):
+        result = gs.diff(one, gs.run(changed(duration_us=duration_us), gpu)["default"])
+        about = next(each for each in result.effects if each.column == "latency_p50_us")
+        assert (about.verdict, result.turns) == (verdict, None)
+        assert "fewer than three rounds" in result.caution
+        assert sums(result.split("w")) < 1e-3
 
 
 def test_traces_of_programs_are_split_too(tmp_path):
@@ -476,7 +481,7 @@ def test_markdown_takes_foreign_names_for_text(gpu):
 
 def test_what_tells_most_is_what_a_round_gives(gpu):
     trace = gs.run({**ONE, "alone_repeats": 0}, gpu)["default"]
-    assert [*sides.values_of(trace)] == [
+    assert [*values_of(trace)] == [
         ("w", "latency_p50_us"),
         ("w", "latency_p90_us"),
         ("load", "calls_per_s"),

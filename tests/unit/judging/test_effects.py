@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gpuscope.analysis.effects import FEWEST, control_of, effect, exact_effect, worst
+from gpuscope.analysis.effects import FEWEST, control_of, effect, worst
 
 
 @pytest.mark.parametrize("noise", ["normal", "heavy"])
@@ -121,12 +121,6 @@ def test_ten_times_the_noise_is_seen_in_five_rounds():
             "w", "latency_p50_us", before, 1.1 * after, judged=2, are_pairs=False
         ).is_seen
     assert seen == 50
-
-
-def test_what_has_no_noise_is_told_by_one_of_each():
-    exact = exact_effect("w", "latency_p50_us", 100.0, 103.0)
-    assert (exact.low, exact.high, exact.smallest) == (pytest.approx(0.03), exact.low, 0)
-    assert (exact.before, exact.after) == pytest.approx((100, 103))
 
 
 def test_several_numbers_come_to_the_worst():

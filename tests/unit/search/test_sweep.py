@@ -664,14 +664,14 @@ def test_a_point_that_cannot_be_saved_is_an_error(gpu, tmp_path, monkeypatch):
 # -- drawn --------------------------------------------------------------------------------
 
 
-def made(rows, parameters=("partitions.small",), **facts):
+def made(rows, parameters=("partitions.small",), interval_of="latency_p50_us", **facts):
     """Build a result: (values, setting, SMs, p99, low, high, share, error)."""
     table = []
     for values, setting, sms, p99, low, high, share, error in rows:
         point = dict(zip(parameters, values, strict=True))
         common = {"setting": setting, "partition": sms and "p", "sms": sms, "error": error}
         fast = {"latency_p50_us": p99, "latency_p99_us": p99, "latency_n": 1000}
-        fast |= {"low": low, "high": high}
+        fast |= {"low": low, "high": high, "interval_of": interval_of}
         table.append({**point, **common, "workload": "load", "share_of_alone_on_whole_gpu": share})
         table.append({**point, **common, "workload": "fast", **fast})
     schema = pa.schema(
@@ -714,7 +714,7 @@ def marks_of(figure, panel):
 
 def test_of_equals_the_fewest_sms_for_the_workload_are_taken():
     (choice,) = choices(RESULT)
-    assert (choice.workload, choice.column) == ("fast", "latency_p99_us")
+    assert (choice.workload, choice.column) == ("fast", "latency_p50_us")
     assert choice.taken.label == "small = 48"
     assert [option.label for option in choice.ties] == ["small = 48", "small = 56", "small = 64"]
     assert choice.reference.label == "plain"
@@ -727,11 +727,47 @@ def test_of_equals_the_fewest_sms_for_the_workload_are_taken():
     assert (ties.rule, ties.subject["equals"]) == ("take.ties", ["small = 56", "small = 64"])
 
 
+def test_rows_that_do_not_say_what_their_interval_is_of_are_judged_by_the_p99():
+    (choice,) = choices(made(ROWS, interval_of=None, is_simulated=True))
+    assert (choice.column, choice.taken.label) == ("latency_p99_us", "small = 48")
+
+
+def test_what_noise_hides_is_not_recommended():
+    rows = [
+        ((None,), "plain", None, 120.0, -0.3, 0.3, 0.99, None),
+        ((8,), "carved", 8, 100.0, -0.3, 0.3, 0.95, None),
+        ((16,), "carved", 16, 110.0, -0.3, 0.3, 0.9, None),
+    ]
+    for several in (rows, rows[1:]):
+        result = made(several, is_simulated=True)
+        (choice,) = choices(result)
+        assert (choice.taken, choice.best.label) == (None, "small = 8")
+        (finding,) = told(result)
+        assert (finding.rule, finding.subject["best"]) == ("take.none", "small = 8")
+        assert finding["rounds"].value == 4
+        assert not figures.swept(result).layout.shapes
+
+
+def test_what_a_point_makes_worse_stands_in_its_headline():
+    result = made(ROWS, is_simulated=True)
+    rows = result.table.to_pylist()
+    for row in rows:
+        if row["workload"] == "fast" and row["partitions.small"] is not None:
+            row["latency_p99_us"] = 2000.0
+    vars(result)["table"] = pa.Table.from_pylist(rows, schema=result.table.schema)
+    (choice,) = choices(result)
+    (lost,) = choice.lost(choice.taken)
+    assert (lost.column, lost.before, lost.after) == ("latency_p99_us", 900, 2000)
+    take, _ = told(result)
+    assert "worse: fast's p99" in take.subject["cost"]
+    assert "load keeps 70 %" in take.subject["cost"]
+
+
 def test_a_difference_has_the_noise_of_both_and_of_repeats():
     (choice,) = choices(RESULT)
     plain, *_ = choice.options
     by = choice.difference(plain, choice.taken)
-    more = 1 + repeats("latency_p99_us", is_simulated=True)
+    more = 1 + repeats("latency_p50_us", is_simulated=True)
     ends = np.log([[0.95, 1.05], [0.9, 1.1]])  # of 900 and of 102
     low = 102 / 900 * np.exp(-np.hypot(ends[1, 0], ends[0, 1])) / more - 1
     high = 102 / 900 * np.exp(np.hypot(ends[1, 1], ends[0, 0])) * more - 1
@@ -746,7 +782,7 @@ def test_the_choice_is_drawn_with_its_intervals_and_what_it_costs():
     looks = {"plain": "worse", "8": "worse"} | dict.fromkeys(
         ("48", "56", "64"), "not told from the best"
     )
-    told_us = marks_of(figure, "fast: latency p99 (µs)")
+    told_us = marks_of(figure, "fast: latency p50 (µs)")
     names = ["plain", "8", "48", "56", "64"]
     expected = zip(names, choice.options, strict=True)
     assert told_us == {name: (looks[name], choice.value(o)[0]) for name, o in expected}
@@ -769,7 +805,7 @@ def test_settings_of_one_point_have_names_of_their_own():
     rows = [((8,), name, 8, 100.0, -0.1, 0.1, 0.9, None) for name in ("one", "two")]
     (choice,) = choices(made(rows, is_simulated=True))
     assert [option.label for option in choice.options] == ["small = 8, one", "small = 8, two"]
-    assert list(marks_of(figures.swept(made(rows)), "fast: latency p99 (µs)")) == [
+    assert list(marks_of(figures.swept(made(rows)), "fast: latency p50 (µs)")) == [
         "8, one",
         "8, two",
     ]
@@ -783,6 +819,7 @@ def test_nothing_is_surely_less_than_something():
             of = {"latency_p50_us": None, "latency_p99_us": None, "latency_n": None}
             none = row["partitions.small"] in (None, 8)
             known = {"goodput_per_s": 0.0, "low": None, "high": None}
+            row["interval_of"] = "goodput_per_s"
             row |= {**of, **(known if none else {"goodput_per_s": 9.0, "requests_n": 10})}
     vars(result)["table"] = pa.Table.from_pylist(rows, schema=result.table.schema)
     (choice,) = choices(result)
@@ -822,7 +859,7 @@ def test_what_was_stopped_is_said_and_partial_points_are_left_out():
         ((16,), "carved", 16, 30.0, -0.1, 0.1, 0.8, "stopped early: fewer calls than planned"),
     ]
     figure = figures.swept(made(rows, stopped=True))
-    assert list(marks_of(figure, "fast: latency p99 (µs)")) == ["plain", "8"]
+    assert list(marks_of(figure, "fast: latency p50 (µs)")) == ["plain", "8"]
     assert "stopped early: not every point is here" in figure.layout.title.subtitle.text
 
 

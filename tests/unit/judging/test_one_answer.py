@@ -1,0 +1,69 @@
+"""The report, ``compare``, ``diff`` and ``check`` say the same of the same two traces."""
+
+from __future__ import annotations
+
+import pytest
+from judging_programs import ONE, changed
+
+import gpuscope as gs
+from gpuscope.analysis.compare_analysis import Comparison
+from gpuscope.judging import check
+from gpuscope.telling.comparison import compared
+from gpuscope.telling.of_pair import of_pair
+from gpuscope.trace.run import Run
+
+RELATIVE = '[baseline]\nfile = "base.json"\n"w.latency_p50_us" = "5 %"\n"load.calls_per_s" = "5 %"'
+
+
+def ran(experiment, rounds):
+    device = gs.open_device("sim:h200", quiet=True)
+    return gs.run({**experiment, "rounds": rounds, "alone_repeats": 0}, device)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "duration_us", "verdict"),
+    [
+        (3, 150, "slower"),
+        (3, 100, "equal"),
+        (1, 150, "slower"),
+        (1, 101, "cannot tell"),
+    ],
+)
+def test_of_two_traces_all_say_the_same(tmp_path, rounds, duration_us, verdict):
+    before, after = ran(ONE, rounds), ran(changed(duration_us=duration_us), rounds)
+    result = gs.compare(before, after)
+    assert isinstance(result, Comparison)
+    numbers = {(each.workload, each.column): each for each in result.differences}
+    assert numbers["w", "latency_p50_us"].verdict == verdict
+
+    diffed = gs.diff(before, after)
+    assert diffed.effects == result.differences
+    assert diffed.verdict == result.verdict == verdict
+    assert diffed.rows() == result.rows()
+
+    budget = tmp_path / "b.toml"
+    budget.write_text(RELATIVE, "utf-8")
+    check(before, budget, save_baseline=tmp_path / "base.json")
+    kept = check(after, budget).limits
+    assert [each.effect for each in kept] == [
+        numbers[each.limit.workload, each.limit.column] for each in kept
+    ]
+
+    both = Run(
+        {"a": before["default"], "b": after["default"]}, before.comparison, before.experiment
+    )
+    told = compared(both)[0]
+    assert (told.rule, told["by"]) == (of_pair(result)[0].rule, of_pair(result)[0]["by"])
+
+
+def test_what_others_lose_stands_beside_what_is_won():
+    faster = {**changed(duration_us=50)}
+    faster["workloads"] = {
+        **faster["workloads"],
+        "load": {**ONE["workloads"]["load"], "duration_us": 700},
+    }
+    result = gs.compare(ran(ONE, 3), ran(faster, 3))
+    rules = {finding.rule: finding for finding in result.findings}
+    assert result.findings[0].rule == "change.better"
+    assert rules["change.pays"].subject["workload"] == "load"
+    assert rules["change.pays"].text in result.headline

@@ -320,6 +320,8 @@ def _against(limit: Limit, setting: str, seen: Seen, stored: Baseline, judged: i
     allowed = limit.worse or 0.0
     if not math.isfinite(worse[1] - worse[0]):
         why = f"{FEWEST} rounds or processes of each tell how sure it is"
+        if len(before.samples.get((limit.workload, limit.column), ())) < FEWEST:
+            why += ", and the baseline has fewer: make it anew"
         return Kept(setting, limit, "cannot tell", sign * change.change, reason=why, effect=change)
     verdict: Judged = "holds"
     if worse[0] > allowed:

@@ -16,7 +16,7 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 4_384,
+    "": 4_397,
     "analyses": 513,
     "analysis": 7_124,
     "cli": 1_809,
@@ -29,7 +29,7 @@ ROOMS = {
     "races": 1_830,
     "record": 5_295,
     "report": 686,
-    "search": 1_907,
+    "search": 1_896,
     "simulator": 6_670,
     "telling": 2_124,
     "timeline": 6_253,

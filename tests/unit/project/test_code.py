@@ -26,7 +26,7 @@ ROOMS = {
     "formats": 4_441,
     "judging": 1_828,
     "learn": 5_114,
-    "races": 1_830,
+    "races": 1_821,
     "record": 5_295,
     "report": 686,
     "search": 1_896,
@@ -35,7 +35,7 @@ ROOMS = {
     "timeline": 6_253,
     "trace": 3_321,
     "widgets": 4_907,
-    "workloads": 2_767,
+    "workloads": 2_793,
 }
 """Code lines of each room and of the root: may only go down, unless a feature is added: then by
 what the feature takes."""

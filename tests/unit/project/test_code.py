@@ -32,7 +32,7 @@ ROOMS = {
     "search": 1_896,
     "simulator": 6_670,
     "telling": 2_124,
-    "timeline": 6_253,
+    "timeline": 6_301,
     "trace": 3_321,
     "widgets": 4_907,
     "workloads": 2_793,

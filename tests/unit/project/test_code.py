@@ -34,7 +34,7 @@ ROOMS = {
     "telling": 2_124,
     "timeline": 6_301,
     "trace": 3_321,
-    "widgets": 4_907,
+    "widgets": 4_918,
     "workloads": 2_793,
 }
 """Code lines of each room and of the root: may only go down, unless a feature is added: then by

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import errno
-import fcntl
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from gpuscope import _locks
 from gpuscope.errors import GpuscopeError
 
 _SUFFIX = ".partial"
@@ -191,12 +191,11 @@ def _claimed_folder(parent: Path, name: str) -> tuple[Path, int]:
     while True:
         folder = Path(tempfile.mkdtemp(dir=parent, prefix=f".{name}.", suffix=_SUFFIX))
         with suppress(FileNotFoundError):  # taken for a stale one before it was locked
-            lock = os.open(folder, os.O_RDONLY)
-            with suppress(OSError):  # a file system without locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            opened = os.open(folder, os.O_RDONLY)
+            _locks.lock(opened)
             if folder.exists():
-                return folder, lock
-            os.close(lock)
+                return folder, opened
+            os.close(opened)
 
 
 def _remove_stale(parent: Path, name: str) -> None:
@@ -205,13 +204,14 @@ def _remove_stale(parent: Path, name: str) -> None:
     for entry in os.scandir(parent):
         if not stale.fullmatch(entry.name):
             continue
-        with suppress(OSError):  # in use, or not ours to remove
-            lock = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with suppress(OSError):  # not ours to remove, or a file system without locks
+            opened = os.open(entry, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not _locks.try_lock(opened):
+                    continue
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry)
                 else:  # as older versions made it
                     Path(entry).unlink()
             finally:
-                os.close(lock)
+                os.close(opened)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, cast, runtime_checkable
 from gpuscope._checks import given
 from gpuscope.device.handles import HasCudaStream, raw_handle
 from gpuscope.device.partition import Partition
+from gpuscope.device.sizes import check_name
 from gpuscope.device.stream import Stream
-from gpuscope.errors import InvalidArgument
+from gpuscope.errors import InvalidArgument, InvalidPartition
 
 if TYPE_CHECKING:
     from gpuscope._types import Untyped
@@ -89,8 +90,10 @@ def name_partition(partition: ForeignPartition, name: str) -> None:
     >>> with gs.profile() as recording, torch.cuda.stream(decode.Stream()):  # doctest: +SKIP
     ...     model(x)
     """
-    if not isinstance(name, str) or not name.strip():
-        raise InvalidArgument(f"name is {given(name)}; a text is needed that is not empty")
+    try:
+        check_name(name)
+    except InvalidPartition as error:
+        raise InvalidArgument(str(error)) from None
     context, sm_count, stream = _context_of(partition)
     NAMED[context] = NamedPartition(name, sm_count, context, stream)
 

@@ -97,6 +97,19 @@ def shown(count: Fraction) -> str:
     return str(count) if count.denominator == 1 else f"{float(count):.4g}"
 
 
+def check_name(name: object) -> str:
+    """Return what a partition is to be called, if it may be.
+
+    Raises
+    ------
+    InvalidPartition
+        It is no text, or an empty one.
+    """
+    if not isinstance(name, str) or not name:
+        raise InvalidPartition(f"a partition's name is a non-empty text, not {given(name)}")
+    return name
+
+
 AnySize: TypeAlias = int | str | Size
 Sizes: TypeAlias = Mapping[str, AnySize] | Sequence[AnySize]
 """What ``carve`` takes: name → size, or a list of sizes."""
@@ -108,7 +121,7 @@ def named_sizes(sizes: Sizes) -> dict[str, Size]:
     Raises
     ------
     InvalidPartition
-        It is empty, or neither a mapping nor a list, or an entry is no :class:`Size`, or more
+        It is empty, or neither a mapping nor a list, or a name or a size cannot be one, or more
         than one is ``"rest"``.
     """
     if isinstance(sizes, Mapping):
@@ -127,8 +140,7 @@ def named_sizes(sizes: Sizes) -> dict[str, Size]:
         )
     named: dict[str, Size] = {}
     for name, value in entries.items():
-        if not isinstance(name, str) or not name:
-            raise InvalidPartition(f"a partition's name is a non-empty text, not {given(name)}")
+        check_name(name)
         try:
             named[name] = Size.parse(value)
         except InvalidPartition as error:

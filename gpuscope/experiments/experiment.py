@@ -19,6 +19,7 @@ from gpuscope.experiments import refusals
 from gpuscope.experiments.refusals import Place, listed
 from gpuscope.experiments.setting import (
     Name,
+    PartitionName,
     PartitionSize,
     ResolvedSetting,
     Setting,
@@ -110,7 +111,7 @@ class Experiment(ExtendedModel):
     hazards: bool = False
     energy: bool = False
     devices: Annotated[list[DeviceName], Field(max_length=64)] = Field(default_factory=list)
-    partitions: dict[Name, PartitionSize] = Field(default_factory=dict)
+    partitions: dict[PartitionName, PartitionSize] = Field(default_factory=dict)
     streams: Annotated[dict[Name, StreamSpec], Field(min_length=1)]
     workloads: Annotated[dict[Name, AnyWorkload], Field(min_length=1)]
     settings: dict[Name, Setting] = Field(default_factory=dict)

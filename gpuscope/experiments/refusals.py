@@ -137,7 +137,7 @@ def _place(error: ErrorDetails, fields: object) -> Place:
             if error["type"] != "missing" and error["loc"][-1] != "[key]":
                 break
         path.append(str(part))
-    if error["type"] == "string_too_short" and path[-1] == "[key]":
+    if error["type"] in ("string_too_short", "value_error") and path[-1:] == ["[key]"]:
         path = path[:-2]
     return (*path, "kind") if error["type"] == "kind" else tuple(path)
 

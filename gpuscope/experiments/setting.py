@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Mapping
 from typing import Annotated, Self
 
-from pydantic import Field, PlainValidator, model_validator
+from pydantic import BeforeValidator, Field, PlainValidator, model_validator
 
-from gpuscope.device.sizes import Rounding, Size
+from gpuscope.device.sizes import Rounding, Size, check_name
 from gpuscope.experiments.refusals import listed, refuse
 from gpuscope.workloads.builtin import CollectiveSpec, SmCountTarget
 from gpuscope.workloads.registry import AnyWorkload
@@ -16,6 +16,7 @@ from gpuscope.workloads.requests import RequestsSpec
 from gpuscope.workloads.spec import ExtendedModel, Model
 
 Name = Annotated[str, Field(min_length=1)]
+PartitionName = Annotated[str, BeforeValidator(check_name)]
 
 
 class StreamSpec(ExtendedModel):
@@ -69,7 +70,7 @@ class Setting(ExtendedModel):
 
     _later = ("rounding",)
 
-    partitions: dict[Name, PartitionSize] | None = None
+    partitions: dict[PartitionName, PartitionSize] | None = None
     streams: dict[str, StreamSpec] = Field(default_factory=dict)
     sm_count_target: SmCountTarget | None = None
     rounding: Rounding | None = None

@@ -17,7 +17,7 @@ from gpuscope.analysis.result import Result, Row
 from gpuscope.device.device import Device
 from gpuscope.device.handles import AnyStream
 from gpuscope.errors import InvalidArgument
-from gpuscope.workloads.spin import Spin
+from gpuscope.workloads.delay import Delay
 
 _Verdict: TypeAlias = Literal["none", "all", "part", "undecided"]
 _SHARES = 0.02, 0.05
@@ -121,15 +121,16 @@ def try_delay(
     ('none', 'all')
     """
     turns = count("turns", turns, least=FEWEST)
-    planted: list[int] = []
+    stream = None if behind is None else device.wrap_stream(behind)
+    planted: list[Delay] = []
 
-    def step_ns(delay_ns: int, spin: Spin | None) -> int:
+    def step_ns(delay: Delay) -> int:
         def plant() -> None:
-            planted.append(delay_ns)
-            if spin is not None:
-                spin.execute(stream=behind)
-            elif delay_ns:
-                device.backend.wait_until_ns(device.now_ns() + delay_ns)
+            planted.append(delay)
+            if stream is None:
+                delay.of_host()
+            else:
+                delay.in_stream(stream)
 
         _interrupts.deliver()
         device.synchronize()
@@ -138,21 +139,21 @@ def try_delay(
         device.synchronize()
         return device.now_ns() - begun_ns
 
-    usual_ns = [step_ns(0, None) for _ in range(FEWEST)][-1]
+    usual_ns = [step_ns(Delay(device, 0)) for _ in range(FEWEST)][-1]
     if len(planted) < FEWEST:
         raise InvalidArgument("run made a step without calling the function that it was given")
     chosen = [share * usual_ns / 1e3 for share in _SHARES] if delays_us is None else delays_us
     delays = (0, *(round(float(us) * 1e3) for us in chosen))
     if not chosen or not 1 <= min(delays[1:]) <= max(delays) < _LONGEST_NS:
         raise InvalidArgument(f"delays_us is {given(delays_us)}: 0.001 to below 10 s is needed")
-    spins = [None if behind is None else Spin(device, duration_ns=max(1, ns)) for ns in delays]
+    to_plant = [Delay(device, ns) for ns in delays]
     steps: list[list[int]] = [[] for _ in delays]
     centred = np.array(delays) - np.mean(delays)
-    for ns, spin in zip(delays, spins, strict=True):
-        step_ns(ns, spin)  # the first of each is slower
+    for delay in to_plant:
+        step_ns(delay)  # the first of each is slower
     for turn in range(turns):
         for at in np.roll(np.arange(len(delays)), turn).tolist():
-            steps[at].append(step_ns(delays[at], spins[at]))
+            steps[at].append(step_ns(to_plant[at]))
         slopes = (centred @ np.array(steps)) / (centred @ centred)
         if turn + 1 < FEWEST:
             continue

@@ -18,6 +18,7 @@ from gpuscope.analysis.trace_parts import parts_by_cause, trace_parts
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.explanation import in_words
 from gpuscope.timeline import style
+from gpuscope.timeline.hatches import HATCHES
 from gpuscope.timeline.look import PATTERNS
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import axis_unit, duration, escape
@@ -227,9 +228,8 @@ def part_look(
     """Return the marker of a part of a call: its colour says who, its pattern says what."""
     colour = part_colour(kind, workload, holder, colours)
     line = {"width": edge, "color": style.INK if edge > 1 else colour}
-    shape = PATTERNS[kind]
-    if not shape:
+    if not PATTERNS[kind]:
         return {"color": colour, "line": line}
-    pattern = {"shape": "." if shape == "o" else shape, "size": 5, "solidity": 0.4}  # no circles
-    pattern |= {"fgcolor": colour, "bgcolor": style.WHITE}
+    hatch = HATCHES[PATTERNS[kind]].plotly()
+    pattern = {**hatch, "fgcolor": colour, "bgcolor": style.WHITE}
     return {"color": style.WHITE, "line": line, "pattern": pattern}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import threading
@@ -14,7 +13,7 @@ from types import TracebackType
 
 import msgspec
 
-from gpuscope import _foreign
+from gpuscope import _foreign, _locks
 from gpuscope.errors import GpuscopeError
 from gpuscope.learn.grades import Grade
 
@@ -69,14 +68,15 @@ class Journal:
         self._lock = threading.Lock()
         try:
             self._file = path.open("a+b")
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            is_held = _locks.try_lock(self._file)
+        except OSError as error:
+            raise GpuscopeError(f"cannot write {path.name!r}: {error.strerror}") from error
+        if not is_held:
+            self._file.close()
             raise GpuscopeError(
                 f"another run of gpuscope grade writes {path.name!r}: wait for it, or choose "
                 "another name for the table"
-            ) from error
-        except OSError as error:
-            raise GpuscopeError(f"cannot write {path.name!r}: {error.strerror}") from error
+            )
         self._entries: dict[str, Entry] = {}
         self._file.seek(0)
         for line in self._file:

@@ -32,10 +32,9 @@ from gpuscope.races.outside import row_of_node
 from gpuscope.races.wrapped import wrapped
 from gpuscope.record.rows import node_row
 from gpuscope.trace.facts import HazardFact
-from gpuscope.workloads.spin import MODEL, SOURCE, Spin
+from gpuscope.workloads.delay import Delay
 
 Program = Callable[[], object]
-_POLL_NS = 100_000
 _LEAST_NS, _MOST_NS = 20_000_000, 2_000_000_000
 """A delay outlasts what else the program does, within these bounds: it ends by itself."""
 
@@ -111,12 +110,12 @@ def _tried(hazard: HazardFact, program: Program, device: Device | None) -> str:
     length_ns = min(_MOST_NS, max(_LEAST_NS, 4 * took_ns))
     for gpu in open_devices():
         if gpu.capabilities.streams:  # a kernel that is captured must be loaded
-            with gpu.create_stream() as stream, Spin(gpu, duration_ns=1) as spin:
-                spin.execute(stream=stream)
-    other: _Delay = _Wait(first, length_ns)
+            with gpu.create_stream() as stream:
+                Delay(gpu, 0).in_stream(stream)
+    other: _DelayBefore = _WaitBehind(first, length_ns)
     if first[0][2] and second is not None:  # no host waits behind a graph's node
-        other = _Delay(second, length_ns)
-    for watch in (_Delay(first, length_ns), other):
+        other = _DelayBefore(second, length_ns)
+    for watch in (_DelayBefore(first, length_ns), other):
         with _watching(watch):
             changed = _result(program) != result
         if watch.work is None:
@@ -353,44 +352,36 @@ class _Census(_Watch):
             self.launch_of.update(dict.fromkeys(queued.rows, queued.launch))
 
 
-class _Delay(_Watch):
-    """Queues a kernel that spins in front of one piece of work."""
+class _DelayBefore(_Watch):
+    """Plants a delay in front of one piece of work."""
 
     def __init__(self, launch: _Launch, length_ns: int) -> None:
         super().__init__()
         self._launch, self._length_ns = launch, length_ns
         self.work: object = None
         """What stands for the work, once it was launched."""
-        self._spin: Spin | None = None
-        """Held, as to close it waits for its end."""
 
     def begins(self, queued: _Queued) -> None:
         """Take the work, if it is the one."""
         if queued.launch == self._launch and self.work is None:
             self.work = queued.work
-            self.delay(cast("Stream", queued.stream))
+            self.take(cast("Stream", queued.stream))
 
-    def delay(self, stream: Stream) -> None:
+    def take(self, stream: Stream) -> None:
         """Delay the work that is queued next."""
-        if self._launch[0][2]:  # whoever captures: a handle would mark the stream
-            kernel = cast("Device", stream.device).compile(SOURCE, "spin_kernel", model=MODEL)
-            stream.launch(kernel, self._length_ns, grid=1, block=32)
-            return
-        self._spin = Spin(cast("Device", stream.device), duration_ns=self._length_ns, name="delay")
-        self._spin.execute(stream=stream)
+        self._delay_on(stream).in_stream(stream)
+
+    def _delay_on(self, stream: Stream) -> Delay:
+        return Delay(cast("Device", stream.device), self._length_ns)
 
 
-class _Wait(_Delay):
+class _WaitBehind(_DelayBefore):
     """Has the host wait until one piece of work is done, or as long as a delay lasts."""
 
-    def delay(self, stream: Stream) -> None:
+    def take(self, stream: Stream) -> None:
         """Wait behind the work, not before it."""
 
     def ends(self, work: object, stream: Stream) -> None:
         """Wait for the work, if it is the one."""
-        if work is not self.work:
-            return
-        device, event = cast("Device", stream.device), stream.record()
-        until_ns = device.now_ns() + self._length_ns
-        while not event.is_done and device.now_ns() < until_ns:
-            device.backend.wait_until_ns(device.now_ns() + _POLL_NS)
+        if work is self.work:
+            self._delay_on(stream).of_host(until=stream.record())

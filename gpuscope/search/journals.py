@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from gpuscope import _locks
 from gpuscope._files import replacing
 
 
@@ -21,8 +21,7 @@ class Journal:
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         hidden = path.with_name(f".{path.name}")
         self._lock = hidden.open("xb")
-        with suppress(OSError):  # a file system without locks
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        _locks.lock(self._lock)
         self._file = pa.OSFile(str(hidden), "wb")
         self._stream = pa.ipc.new_stream(self._file, schema)
         hidden.rename(path)
@@ -75,18 +74,11 @@ def journaled(path: Path) -> tuple[pa.Table | None, bool]:
 @contextmanager
 def of_the_dead(journal: Path) -> Iterator[bool]:
     """Hold the lock of a journal, unless its writer lives; yields whether it is held."""
-    try:
-        lock = journal.open("r+b")
-    except OSError:
-        yield False
-        return
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            yield False
-            return
-        yield True
+    with ExitStack() as until_done:
+        is_held = False
+        with suppress(OSError):  # not ours to write, or a file system without locks
+            is_held = _locks.try_lock(until_done.enter_context(journal.open("r+b")))
+        yield is_held
 
 
 def seal(journal: Path) -> None:

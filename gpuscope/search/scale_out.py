@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import itertools
 import math
 import os
@@ -19,6 +18,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
+from gpuscope import _locks
 from gpuscope._checks import given
 from gpuscope._optional import require
 from gpuscope.device.api import DeviceInfo
@@ -69,12 +69,9 @@ def locked(gpus: Sequence[DeviceInfo]) -> Iterator[DeviceInfo]:
                 yield gpu
                 return
             with os.fdopen(_lock_file(gpu.uuid), "rb") as file:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    continue
-                yield gpu
-                return
+                if _locks.try_lock(file):
+                    yield gpu
+                    return
         if not attempt:
             names = ", ".join(gpu.key for gpu in gpus)
             warnings.warn(f"waiting for {names}: another process measures there", stacklevel=3)

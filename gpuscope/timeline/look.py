@@ -28,7 +28,7 @@ class Look:
     fill, edge, text
         Colours of bars, their outlines, and names in them.
     pattern
-        What the fill consists of, in Plotly's characters; empty: it is plain.
+        What the fill consists of, as ``HATCHES`` calls it; empty: it is plain.
     lines
         What its tooltips end with, plain text.
     """
@@ -91,9 +91,7 @@ PATTERNS: dict[PartKind, str] = {
     "host": "-",
     "unexplained": "+",
 }
-"""Kind of a part → its pattern: Plotly's characters, and ``o`` for circles."""
-ORDER = "-./\\xo+|"
-"""Patterns of parts as a legend has them."""
+"""Kind of a part → its pattern: a name in :data:`HATCHES <gpuscope.timeline.hatches.HATCHES>`."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 from gpuscope._types import Array
 from gpuscope.timeline import style
 from gpuscope.timeline.columns import MARK_PX, heights
+from gpuscope.timeline.hatches import ESCAPED, HATCHES, MARKS, TINT
 from gpuscope.timeline.labels import MARKS_PX, WAITS_PX, Class, Places
 from gpuscope.timeline.look import Look, PartLook
 from gpuscope.timeline.picture import HAZARD, Panel, Picture, arrow_colours
@@ -22,7 +23,6 @@ MARGIN = 2
 """Px of a track above and below its columns."""
 ARROW = {"symbol": "arrow", "angleref": "previous"}
 """A marker that points away from the one before it."""
-SYMBOLS = {"escape": "triangle-down", "hazard": "diamond"}
 RIGHT = 78
 """Px at the right of rows, for their shares."""
 _LABEL_SHARE = 0.07
@@ -52,7 +52,7 @@ def traces_of(picture: Picture) -> list[Properties]:
         if trace.get("showlegend", True):
             trace["showlegend"] = group not in seen
             seen.add(group)
-    for what in SYMBOLS:
+    for what in MARKS:
         points = _joined([mark_points(panel, what) for panel in panels])
         if points["x"]:
             data.append({"name": f"{what}s", **mark_look(what), **points})
@@ -125,12 +125,11 @@ def bar_look(how: Look, unit: str) -> Properties:
     """Return what stays the same of the bar trace of a class."""
     marker: Properties = {"color": how.fill, "line": {"width": 0.7, "color": how.edge}}
     around = "none"
-    if how.pattern:
-        marker["pattern"] = {"shape": how.pattern.replace("o", "."), "size": 6, "solidity": 0.35}
     if how.escaped:  # its outline shows where the bar is too narrow to
         marker["line"]["width"] = 3
-        marker["pattern"] |= {"solidity": 0.2, "fillmode": "overlay", "fgcolor": style.INK}
+        marker["pattern"] = {**ESCAPED.plotly(), "fillmode": "overlay", "fgcolor": style.INK}
     elif how.pattern:
+        marker["pattern"] = HATCHES[how.pattern].plotly()
         # Or the pattern, and on a dark page what is behind it, would run through the letters.
         around = ", ".join([f"0 0 2px {how.fill}"] * 6)
     return {
@@ -221,7 +220,8 @@ def _waits(picture: Picture) -> Iterator[Properties]:
         x, y = np.concatenate(pieces, axis=1)
         if not len(x):
             continue
-        colour = f"rgba{(*style.rgb(how.fill), 0.18)}"
+        colour = f"rgba{(*style.rgb(how.fill), TINT)}"
+        hatch = HATCHES[how.pattern].plotly() if how.pattern else {}
         yield {
             "type": "scatter",
             "mode": "lines",
@@ -231,13 +231,7 @@ def _waits(picture: Picture) -> Iterator[Properties]:
             "line": {"width": 0.5, "color": how.fill},
             "fill": "toself",
             "fillcolor": colour if how.pattern else how.fill,
-            "fillpattern": {
-                "shape": how.pattern.replace("o", "."),
-                "fgcolor": how.fill,
-                "bgcolor": colour,
-                "size": 9 if how.pattern == "o" else 6,
-                "solidity": 0.5 if how.pattern == "o" else 0.35,
-            },
+            "fillpattern": {**hatch, "fgcolor": how.fill, "bgcolor": colour},
             "hoveron": "fills",
             "hoverinfo": "text",
             "text": escape(how.name),
@@ -265,7 +259,7 @@ def mark_look(what: str) -> Properties:
         "hoverinfo": "text",
         "cliponaxis": False,
         "marker": {
-            "symbol": SYMBOLS[what],
+            "symbol": MARKS[what].symbol,
             "size": 11,
             "color": style.ESCAPED,
             "line": {"width": 1.5, "color": style.INK},

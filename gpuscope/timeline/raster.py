@@ -6,7 +6,7 @@ import base64
 import io
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from html import unescape
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
-from gpuscope._types import Array
 from gpuscope.timeline import style
 from gpuscope.timeline.alternative import table_of
 from gpuscope.timeline.columns import MARK_PX, edges_of, heights, resampled, step_of
+from gpuscope.timeline.hatches import CELL, HATCHES, MARKS, TINT
 from gpuscope.timeline.labels import MARKS_PX, Class
 from gpuscope.timeline.look import Look, PartLook
 from gpuscope.timeline.picture import Panel, Picture, arrow_colours
@@ -41,17 +41,6 @@ _FONTS = (
 _LABEL_GAP = 8
 _TICKS = 8
 _ARROW, _DOT = 4, 8
-_PATTERNS: dict[str, Callable[[Array, Array], Array]] = {
-    "/": lambda x, y: (x + y) % 6 < 2,
-    "\\": lambda x, y: (x - y) % 6 < 2,
-    "x": lambda x, y: ((x + y) % 6 < 1) | ((x - y) % 6 < 1),
-    "-": lambda x, y: (y % 3 < 1) | (x < 0),
-    "|": lambda x, y: (x % 3 < 1) | (y < 0),
-    "+": lambda x, y: (x == 3) | (y == 3),
-    ".": lambda x, y: (x % 3 < 1) & (y % 3 < 1),
-    "o": lambda x, y: np.abs((x - 2) ** 2 + (y - 2) ** 2 - 4) < 2,
-}
-"""Pattern → which pixels of a square of 6 it covers."""
 _NAME, _LEAST_NAME_PX = 60, 12
 """Characters of a name in a bar at most, and room that the shortest one needs."""
 
@@ -299,8 +288,8 @@ class _Drawing:
             self._draw.rectangle((x0, y0, x0 + shape[0] - 1, y1 - 1), fill=colour)
             return
         y, x = np.ogrid[y0:y1, x0 : x0 + shape[0]]
-        mask = np.where(_PATTERNS[pattern](x % 6, y % 6), 255, 45).astype(np.uint8)
-        self.image.paste(colour, (x0, y0), Image.fromarray(np.broadcast_to(mask, shape[::-1])))
+        mask = np.rint(255 * HATCHES[pattern].mask(TINT)).astype(np.uint8)
+        self.image.paste(colour, (x0, y0), Image.fromarray(mask[y % CELL, x % CELL]))
 
     def arrows(self, panel: Panel, arrows: Arrows, *, dotted: bool = False) -> None:
         """Draw arrows between bars."""
@@ -329,18 +318,14 @@ class _Drawing:
             self._draw.polygon([*end, *(head + across), *(head - across)], fill=colour)
 
     def marks(self, panel: Panel) -> None:
-        """Draw triangles that point down for escapes, diamonds for hazards."""
+        """Draw marks of escapes and hazards."""
         half = _ARROW + 2
         for what, (row, column, _) in panel.scene.marks(MARK_PX).items():
             x = self._x(panel.x(panel.scene.columns.edges[column]))
             y = self._y(np.array(panel.places.tops)[row] - MARKS_PX / 2, self._layout["yaxis"])
-            for at, top in zip(x.tolist(), (y - _ARROW).tolist(), strict=True):
-                tip = (at, top + 2 * half)
-                corners = {
-                    "escape": [(at - half, top), (at + half, top), tip],
-                    "hazard": [(at - half, top + half), (at, top), (at + half, top + half), tip],
-                }
-                self._draw.polygon(corners[what], fill=style.ESCAPED, outline=self._ink)
+            for centre in np.stack([x, y - _ARROW + half], axis=1):
+                corners = centre + half * np.array(MARKS[what].corners)
+                self._draw.polygon(corners.ravel().tolist(), fill=style.ESCAPED, outline=self._ink)
 
     def words(self, legend: Mapping[str, tuple[str, str]]) -> None:
         """Write title, headings and legend: name → colour and pattern."""

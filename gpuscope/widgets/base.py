@@ -23,6 +23,13 @@ def script(name: str) -> str:
     return f"{DOM}\n{static(name)}"
 
 
+def close_look(widget: Widget) -> None:
+    """Close the layout and the style of a closed widget: they are widgets, too."""
+    for look in (getattr(widget, "layout", None), getattr(widget, "style", None)):
+        if isinstance(look, Widget):
+            look.close()
+
+
 def hear_beside_cells(widget: Widget) -> None:
     """Have what the browser tells a widget handled while a cell runs, where the page asks for it.
 
@@ -65,6 +72,11 @@ class Control(anywidget.AnyWidget):
             if isinstance(trait, traitlets.TraitType):
                 trait.tag(sync=True)
         super().__init_subclass__()
+
+    def close(self) -> None:
+        """Remove it from the page."""
+        super().close()
+        close_look(self)
 
     def action(self, name: str) -> Callable[..., None] | None:
         """Return what an action of the page calls; ``None`` if there is none of that name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipywidgets as ipw
 
+from gpuscope.widgets.base import close_look
 from gpuscope.widgets.timeline import Timeline
 
 _MARGINS = {"t": 8, "b": 44}
@@ -22,6 +23,7 @@ def close(widget: ipw.Widget) -> None:
         for child in widget.children:
             close(child)
     widget.close()
+    close_look(widget)
 
 
 def compact(timeline: Timeline) -> Timeline:

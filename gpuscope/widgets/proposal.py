@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpuscope.device.carve import REMAINDER, CarvePlan, SmLayout
-from gpuscope.device.sizes import REST, Size
+from gpuscope.device.sizes import REST, Size, check_name
 from gpuscope.errors import InvalidPartition
 from gpuscope.timeline.text import clean
 
@@ -74,10 +74,12 @@ def check(rows: list[dict[str, Any]]) -> tuple[dict[int, str], dict[int, Size]]:
     for row in rows:
         name = row["name"]
         row["name_error"] = row["count_error"] = ""
-        if not isinstance(name, str) or not name.strip():
-            row["name_error"] = "a partition needs a name"
-        elif name in labels.values():
+        if name in labels.values():
             row["name_error"] = f"two partitions are called {clean(name, NAME_LIMIT)!r}"
+        try:
+            check_name(name)
+        except InvalidPartition as error:
+            row["name_error"] = str(error)
         labels[row["id"]] = f"partition {row['id']}" if row["name_error"] else name
         try:
             sizes[row["id"]] = Size.parse(row["asked"])

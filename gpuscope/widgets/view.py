@@ -25,7 +25,7 @@ from gpuscope.timeline.text import clean, duration
 from gpuscope.timeline.timeline_figure import still
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.bar import Bar, Message
-from gpuscope.widgets.base import hear_beside_cells
+from gpuscope.widgets.base import close_look, hear_beside_cells
 from gpuscope.widgets.details import Details
 from gpuscope.widgets.saved import Bundle, Kept, facts_of
 
@@ -168,7 +168,9 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
             scheduler.close()
         for child in self.children:
             child.close()
+            close_look(child)
         super().close()
+        close_look(self)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until what was asked for is drawn; returns whether it is."""

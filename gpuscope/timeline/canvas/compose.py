@@ -8,9 +8,10 @@ from gpuscope.timeline import plotly_parts, style
 from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.canvas.snapshot import STRIPE, Drawn, Frame, Legend, Snapshot
 from gpuscope.timeline.canvas.window import Window, widened
+from gpuscope.timeline.hatches import HATCHES
 from gpuscope.timeline.index import OPEN_NS
 from gpuscope.timeline.labels import Class
-from gpuscope.timeline.look import ORDER, Look, PartLook, look
+from gpuscope.timeline.look import Look, PartLook, look
 from gpuscope.timeline.picture import Panel
 from gpuscope.timeline.plotly_parts import arrow_lines, gapped
 from gpuscope.timeline.scene import Scene
@@ -81,12 +82,12 @@ def _legend(snapshot: Snapshot, page: Properties) -> Legend:
         how = look(snapshot.tracks, bar_class, snapshot.colours, snapshot.theme.outlined)
         legend[bar_class] = {**plotly_parts.bar_look(how, "µs"), "meta": at}
     parts = [PartLook(**how) for how in page["root"]["calls"]["looks"]]
-    for part in sorted(parts, key=lambda part: ORDER.index(part.pattern)):
-        if part.pattern:
-            how = Look(
-                part.name, part.fill, part.fill, part.fill, part.pattern, escaped=False, lines=()
-            )
-            legend[Class(part.name, None, is_open=False)] = plotly_parts.bar_look(how, "µs")
+    hatched = [part for part in parts if part.pattern]
+    for part in sorted(hatched, key=lambda part: [*HATCHES].index(part.pattern)):
+        how = Look(
+            part.name, part.fill, part.fill, part.fill, part.pattern, escaped=False, lines=()
+        )
+        legend[Class(part.name, None, is_open=False)] = plotly_parts.bar_look(how, "µs")
     return legend
 
 

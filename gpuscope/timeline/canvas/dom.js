@@ -31,19 +31,17 @@ function h(tag, attributes = {}, ...children) {
   return node;
 }
 
-// Return a cell of a pattern of Plotly's, drawn by hand.
+// Return the square that a pattern repeats; LOOKS is `for_pages` of timeline/hatches.py.
 function patternCell({ fill, pattern, escaped }, tint = 0) {
-  const cell = h("canvas", { width: 6, height: 6 }), pen = cell.getContext("2d");
+  const { cell: size, ink, hatches } = LOOKS, hatch = escaped ? LOOKS.escaped : hatches[pattern];
+  const cell = h("canvas", { width: size, height: size }), pen = cell.getContext("2d");
   pen.fillStyle = fill;
   pen.globalAlpha = escaped ? 1 : tint;
-  pen.fillRect(0, 0, 6, 6);
+  pen.fillRect(0, 0, size, size);
   pen.globalAlpha = 1;
-  pen.strokeStyle = escaped ? "#1B1F24" : fill;
-  pen.lineWidth = escaped ? 1.2 : pattern === "o" ? 1 : 2;
-  pen.stroke(new Path2D({
-    "/": "M-1 7L7 -1", "\\": "M-1 -1L7 7", "|": "M3 0V6", "-": "M0 3H6", "+": "M3 0V6M0 3H6",
-    x: "M-1 7L7 -1M-1 -1L7 7", ".": "M2 3H4", o: "M4.8 3A1.8 1.8 0 0 1 1.2 3A1.8 1.8 0 0 1 4.8 3",
-  }[pattern]));
+  pen.strokeStyle = escaped ? ink : fill;
+  pen.lineWidth = hatch.width;
+  for (const points of hatch.strokes) pen.stroke(new Path2D(`M${points.join("L")}`));
   return cell;
 }
 

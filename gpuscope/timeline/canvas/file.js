@@ -283,7 +283,7 @@ async function showTimeline(root, isLinked) {
     } }, swatchOf(look), ` ${look.name}`);
     return name;
   });
-  const waits = calls.looks.filter(({ pattern }) => pattern).map((look) => h("span", {}, swatchOf(look, 0.18), ` ${look.name}`));
+  const waits = calls.looks.filter(({ pattern }) => pattern).map((look) => h("span", {}, swatchOf(look, LOOKS.tint), ` ${look.name}`));
   const classes = h("div", { class: "classes" }), parts = h("div", { class: "classes" }, ...waits);
   holder.append(labels, outline);
   root.replaceChildren(tools, h("div", { class: "gpuscope-timeline-bar" }), holder, axis, title, parts, classes, dock);

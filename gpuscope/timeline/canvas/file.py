@@ -33,8 +33,11 @@ from gpuscope.trace.model import Trace
 from gpuscope.trace.run import incomplete
 
 SCRIPT = "\n".join(
-    Path(__file__).with_name(name).read_text("utf-8")
-    for name in ("dom.js", "tiles.js", "served.js", "file.js")
+    [
+        tiles.DOM,
+        tiles.SCRIPT,
+        *(Path(__file__).with_name(name).read_text("utf-8") for name in ("served.js", "file.js")),
+    ]
 )
 """What draws the timelines of a page."""
 STYLE = Path(__file__).with_name("file.css").read_text("utf-8")

@@ -385,7 +385,7 @@ function paintTiles(model, root, tell) {
       fitInto(what, x, end, top + tall / 2, 11);
     }
   };
-  // Paint the marks: triangles of escapes, diamonds of hazards.
+  // Paint the marks of escapes and hazards.
   const paintMarks = (pieces, view, hidden) => {
     marked = pieces.flatMap(({ tile, low, high }) => tile.marks
       .map(([place, column, what, words]) => ({ place, what, words, time: tile.low + column * tile.column }))
@@ -398,9 +398,8 @@ function paintTiles(model, root, tell) {
     const size = Math.min(5, (scene.lane * view.scale - 1) / 2); // of many rows, the lanes are low
     for (const { place, time, what } of marked) { // what a colour may not tell, a shape does
       const [x, y] = [Math.max(0, view.x(time)), (scene.tops[place] - scene.lane / 2) * view.scale];
-      const up = what === "hazard" ? [[x - size, y], [x, y - size], [x + size, y]] : [[x - size, y - size], [x + size, y - size]];
       context.beginPath();
-      for (const corner of [...up, [x, y + size]]) context.lineTo(...corner);
+      for (const [dx, dy] of LOOKS.marks[what]) context.lineTo(x + size * dx, y + size * dy);
       context.closePath();
       context.fill();
       context.stroke();
@@ -498,7 +497,7 @@ function paintTiles(model, root, tell) {
   };
   const partFill = (how) => {
     const key = how.fill + how.pattern;
-    if (!partFills.has(key)) partFills.set(key, fillOf(context, how, 0.18));
+    if (!partFills.has(key)) partFills.set(key, fillOf(context, how, LOOKS.tint));
     return partFills.get(key);
   };
   // Write at the right of each row which share of the view it was busy for, and what its lane reaches to.

@@ -7,12 +7,13 @@ wide. ``tiles.js`` reads them.
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
-from gpuscope.timeline import style
+from gpuscope.timeline import hatches, style
 from gpuscope.timeline.canvas.snapshot import Snapshot
 from gpuscope.timeline.canvas.window import LEAST_NS, Window
 from gpuscope.timeline.columns import FREE_PX, LEAST_PX, MARK_PX
@@ -23,8 +24,9 @@ from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import clean, duration
 from gpuscope.timeline.words import mark_text, tails
 
-DOM = Path(__file__).with_name("dom.js").read_text("utf-8")
-"""What makes elements in a page."""
+_LOOKS = f"const LOOKS = {json.dumps(hatches.for_pages())};\n"
+DOM = _LOOKS + Path(__file__).with_name("dom.js").read_text("utf-8")
+"""What makes elements in a page, and how patterns and marks look."""
 SCRIPT = Path(__file__).with_name("tiles.js").read_text("utf-8")
 """What paints tiles in a page."""
 COLUMNS = 1024

@@ -10,7 +10,7 @@ function fill(model, el) {
     h("tr", {}, h("th", { scope: "row" }, ...[name].flat()), h("td", {}, value)))));
   const piece = (name, colour, pattern, style) => {
     const made = h("span", { class: name });
-    const background = pattern ? `url(${patternCell({ fill: colour, pattern }, 0.18).toDataURL()})` : colour;
+    const background = pattern ? `url(${patternCell({ fill: colour, pattern }, LOOKS.tint).toDataURL()})` : colour;
     Object.assign(made.style, { background, borderColor: colour, ...style });
     return made;
   };

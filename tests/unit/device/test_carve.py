@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import gpuscope as gs
 from gpuscope.device.carve import REMAINDER, SmLayout, plan_carve
-from gpuscope.device.sizes import Size, named_sizes
+from gpuscope.device.sizes import Size, check_name, named_sizes
 from gpuscope.errors import InvalidArgument, InvalidPartition
 
 H200 = SmLayout(quantum_sm_count=8, quanta=15, remainder_sm_count=12)
@@ -487,6 +487,16 @@ def test_held_parts_are_not_given_out():
     plan = plan_carve(H200, {"a": "rest"}, held=LIVE)
     assert plan.granted() == {"a": 104}
     assert plan.partitions[0].parts == tuple(range(2, 15))
+
+
+@pytest.mark.parametrize("name", ["", 5, None])
+def test_what_is_no_name_is_refused(name):
+    with pytest.raises(InvalidPartition) as refused:
+        check_name(name)
+    assert str(refused.value).endswith(f"not {name!r}")
+    with pytest.raises(InvalidPartition) as of_a_request:
+        named_sizes({"a": 8, name: 16})
+    assert str(of_a_request.value) == str(refused.value)
 
 
 def test_numpys_whole_numbers_are_counts():

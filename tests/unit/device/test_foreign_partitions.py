@@ -98,8 +98,8 @@ def test_the_latest_name_counts(named):
         (None, "a", "partition is None"),
         (True, "a", "partition is True"),
         ("decode", "a", "partition is 'decode'"),
-        (Stream(0x70), "", "name is ''"),
-        (Stream(0x70), 5, "name is 5"),
+        (Stream(0x70), "", "name is a non-empty text, not ''"),
+        (Stream(0x70), 5, "name is a non-empty text, not 5"),
     ],
 )
 def test_what_is_no_partition_or_no_name_is_refused(named, given, name, why):

@@ -465,7 +465,8 @@ BAD = [
     ),
     (("name", "\ud800"), "name: '\\ud800' is not valid Unicode"),
     (("settings/\ud800", {}), "settings: '\\ud800' is not valid Unicode"),
-    (("partitions/", 8), "partitions: '' is no name"),
+    (("partitions/", 8), "partitions: a partition's name is a non-empty text, not ''"),
+    (("streams/", {}), "streams: '' is no name"),
     # arrivals
     (("workloads/small/arrival", ABSENT), "workloads.small: rate_hz goes with arrival = 'fixed'"),
     (("workloads/small/rate_hz", ABSENT), "workloads.small: rate_hz goes with arrival = 'fixed'"),

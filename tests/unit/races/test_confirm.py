@@ -548,7 +548,7 @@ def test_an_interrupt_at_any_line_leaves_all_usable(gpu):
     def program():
         return lost_every_time(gpu, ordered=False)
 
-    rooms = "races/confirming", "device/select", "device/call", "workloads/spin"
+    rooms = "races/confirming", "device/select", "device/call", "workloads/delay"
     for number in itertools.count(1):
         with Interrupt(*rooms, at=number) as interrupt:
             assert gs.confirm(hazard, program, gpu).status == "confirmed"

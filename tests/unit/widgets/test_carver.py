@@ -201,7 +201,7 @@ def test_remove_gives_back(page):
     assert page.widget.partitions is None
 
 
-@pytest.mark.parametrize(("name", "said"), [("", "needs a name"), ("load", "two partitions")])
+@pytest.mark.parametrize(("name", "said"), [("", "non-empty text"), ("load", "two partitions")])
 def test_a_name_that_is_none_is_said_beside_it(page, name, said):
     first = page.state["rows"][0]
     page.act("rename", id=first["id"], name=name)

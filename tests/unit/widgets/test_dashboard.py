@@ -11,6 +11,7 @@ import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
+import ipywidgets as ipw
 import pytest
 from front_end import pages  # noqa: F401 - a fixture
 from patience import PATIENCE_S
@@ -35,10 +36,12 @@ from gpuscope.timeline.style import colours_of
 from gpuscope.trace import Trace
 from gpuscope.widgets import dashboard as module
 from gpuscope.widgets import results
+from gpuscope.widgets.carver import PartitionCarver
 from gpuscope.widgets.dashboard import Dashboard
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.presets import PRESETS, TEMPLATE
 from gpuscope.widgets.runbar import Estimate, RunBar, in_words
+from gpuscope.widgets.timeline import Timeline
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
@@ -1068,6 +1071,29 @@ def test_a_closed_dashboard_is_forgotten_with_its_trace():
     del dashboard, parts
     gc.collect()
     assert [one() for one in kept] == [None] * len(kept)
+
+
+def all_open():
+    return set(ipw.Widget.get_manager_state()["state"])
+
+
+def test_a_closed_dashboard_leaves_no_widget_open():
+    before = all_open()
+    dashboard = Dashboard("sim:h200")
+    short(dashboard)
+    run(dashboard)
+    assert all_open() > before
+    dashboard.close()
+    assert all_open() <= before
+
+
+@pytest.mark.parametrize("make", [Timeline, lambda: PartitionCarver("sim:h200")])
+def test_a_closed_widget_leaves_none_open(make):
+    before = all_open()
+    widget = make()
+    assert all_open() > before
+    widget.close()
+    assert all_open() <= before
 
 
 def test_busy_shares_are_of_the_time_recorded_not_of_what_lies_between_rounds():

@@ -1,0 +1,36 @@
+"""Locks of open files and folders, for processes of one host."""
+
+from __future__ import annotations
+
+import fcntl
+from contextlib import suppress
+from typing import IO
+
+
+def lock(opened: int | IO[bytes]) -> None:
+    """Hold the lock of an open file or folder until it is closed; waits while another holds it.
+
+    The kernel frees it, too, when a process dies. A file system without locks holds nobody up.
+    """
+    with suppress(OSError):
+        fcntl.flock(opened, fcntl.LOCK_EX)
+
+
+def try_lock(opened: int | IO[bytes]) -> bool:
+    """Hold the lock of an open file or folder until it is closed, unless another holds it.
+
+    Returns
+    -------
+    bool
+        Whether it is held.
+
+    Raises
+    ------
+    OSError
+        The file system has no locks.
+    """
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

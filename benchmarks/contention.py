@@ -30,7 +30,7 @@ import numpy as np
 import gpuscope as gs
 from gpuscope.simulator.calibration import contention
 from gpuscope.simulator.engine.jitter import Jitter
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.workloads.traced import TracedCopy
 
 HERE = Path(__file__).parent
@@ -180,7 +180,7 @@ def tells_of_host(
     return row["setting"] != FREE and row["victim"].split()[0] in kinds
 
 
-def host(rows: list[Facts], profile: Profile) -> dict[str, int]:
+def host(rows: list[Facts], profile: GpuProfile) -> dict[str, int]:
     """Return what calls cost on a host, in ns, from latencies of kernels on partitions.
 
     Of a long kernel the latency is the call, the launch, the kernel and the return from the wait;
@@ -292,7 +292,7 @@ def main() -> None:
         return
     if arguments.given or arguments.host:
         given = json.loads(GIVEN.read_text("utf-8"))["rows"]
-        profile = Profile.load(arguments.profile)
+        profile = GpuProfile.load(arguments.profile)
         if arguments.host:
             print(host(given, profile))
             return
@@ -317,7 +317,7 @@ def main() -> None:
             arguments.out.write_text(json.dumps({"seen": seen}), "utf-8")
         return
     asked = dict.fromkeys((row["victim"], row["aggressor"]) for row in seen["rows"])
-    profile = Profile.load(arguments.profile)
+    profile = GpuProfile.load(arguments.profile)
     costs = host([row for row in seen["rows"] if is_fitted(row)], profile)
     with latencies.simulated(arguments.profile, {"constants": profile.constants | costs}) as gpu:
         simulated = [row for pair in asked for row in rows_of(gpu, *pair)]

@@ -25,7 +25,7 @@ import shapes
 
 import gpuscope as gs
 from gpuscope.experiments.execution import run
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 
 
 def import_time() -> dict[str, Any]:
@@ -126,7 +126,7 @@ def cost_model() -> dict[str, Any]:
 
 def told(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Errors where the library was told an SM count: measured apart, not in the fit."""
-    profile = Profile.load("h200")
+    profile = GpuProfile.load("h200")
     errors = []
     for row in rows:
         n, sms = row["n"], row["sms"]

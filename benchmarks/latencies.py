@@ -29,7 +29,7 @@ import facts  # beside this file
 
 import gpuscope as gs
 from gpuscope.simulator import calibrate_host
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 
 QUICKSTART = Path(__file__).parent.parent / "examples" / "quickstart.toml"
 RESULTS = Path(__file__).parent / "results" / "latencies.json"
@@ -150,7 +150,7 @@ def calibrated_apart(name: str, profile: str) -> Facts:
 @contextlib.contextmanager
 def simulated(profile: str, host: Facts) -> Iterator[Any]:
     """Open the simulated GPU of a profile behind a host that was calibrated apart."""
-    file = Profile.load(profile).file.model_dump(mode="json", by_alias=True)
+    file = GpuProfile.load(profile).file.model_dump(mode="json", by_alias=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "host.json")
         path.write_text(json.dumps(file | host), "utf-8")

@@ -31,7 +31,7 @@ import numpy as np
 import gpuscope as gs
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.simulator.calibration.memory import fit_copy
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.simulator.profiles.schema import CopyTimes
 
 DATA = Path(__file__).resolve().parent / "data" / "pairs.json"
@@ -77,7 +77,7 @@ def copy_model(pairs: list[Row]) -> KernelModel:
 
     Its times are those that it took alone.
     """
-    profile = Profile.load("h200")
+    profile = GpuProfile.load("h200")
     rows = [
         {
             "mb": COPY_BYTES >> 20,

@@ -35,7 +35,7 @@ import psutil
 import gpuscope as gs
 from gpuscope.device.device import Device
 from gpuscope.experiments.experiment import Experiment
-from gpuscope.search.points import Points, Rows, rows_of
+from gpuscope.search.points import PointTable, Rows, rows_of
 from gpuscope.search.scale_out import Team
 from gpuscope.search.series import Plan
 
@@ -114,7 +114,7 @@ def measure(tasks: int) -> Times:
         del futures
         time.sleep(1)  # Dask forgets them
         before = cpu_s(scheduler), cpu_s(here)
-        points = Points("point", experiment, {"seed": list(range(tasks))}, gpu.info, folder)
+        points = PointTable("point", experiment, {"seed": list(range(tasks))}, gpu.info, folder)
         jobs = dict.fromkeys(range(tasks), job)
         for number, made in team.results(jobs, threading.Event()):
             points.add(number, [{**row, "number": number, "seed": number} for row in made])

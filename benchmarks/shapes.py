@@ -22,7 +22,7 @@ import gpuscope as gs
 from gpuscope.simulator.calibration import errors as errors_of_fits
 from gpuscope.simulator.calibration.kernels import kernel_of
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES, alignment
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 
 HERE = Path(__file__).resolve().parent
 KEPT = HERE / "results" / "shapes.json"
@@ -87,7 +87,7 @@ def width(row: Row) -> int:
     return alignment(m, n, k, row["dtype"])
 
 
-def predicted_us(profile: Profile, row: Row, sms: int, told: int) -> float:
+def predicted_us(profile: GpuProfile, row: Row, sms: int, told: int) -> float:
     m, n, k = row["shape"]
     cost = profile.gemm_cost(m, n, k, row["dtype"], sms, told)
     return cost.alone_ns(sms) / 1e3
@@ -106,7 +106,7 @@ def measure(gpu: Any, shapes: list[Shape], dtype: str) -> list[Row]:
         start to the last one's end; ``kernels`` and ``told_kernels``: SM count → name, blocks
         and threads of each, where they differ from those of the count before.
     """
-    profile = Profile.load("h200")
+    profile = GpuProfile.load("h200")
     with contextlib.ExitStack() as stack:
         streams = {}
         for count in SM_COUNTS:
@@ -135,7 +135,7 @@ def measure(gpu: Any, shapes: list[Shape], dtype: str) -> list[Row]:
 
 
 def _launched(
-    gpu: Any, profile: Profile, what: tuple[int, Shape, str], streams: dict[int, Any]
+    gpu: Any, profile: GpuProfile, what: tuple[int, Shape, str], streams: dict[int, Any]
 ) -> dict[str, int]:
     """Launch one shape in every way; says how often each."""
     number, shape, dtype = what
@@ -202,7 +202,7 @@ def keep(target: Path, facts: Row, parts: dict[str, list[Row]]) -> None:
 # -- judging --------------------------------------------------------------------------------
 
 
-def errors(rows: list[Row], profile: Profile, *, told: bool = False) -> errors_of_fits.Table:
+def errors(rows: list[Row], profile: GpuProfile, *, told: bool = False) -> errors_of_fits.Table:
     """Errors of predicted times by dtype and of all, beside those of the rule of thumb."""
     ours: errors_of_fits.Errors = {}
     theirs: errors_of_fits.Errors = {}
@@ -245,7 +245,7 @@ def good(one: dict[str, float]) -> bool:
 
 def judged(measured: Row, row: Callable[..., Row]) -> list[Row]:
     """Rows of a benchmark's results: the profile that ships, judged by what was measured."""
-    profile = Profile.load("h200")
+    profile = GpuProfile.load("h200")
     rows = []
     for told in (False, True):
         for dtype, one in errors(measured["fresh"], profile, told=told).items():
@@ -281,7 +281,7 @@ def shape_figures(gpu: Any, row: Callable[..., Row]) -> list[Row]:
 def forecast() -> Row:
     """Judge the profile that ships by what was measured and kept."""
     kept = json.loads(KEPT.read_text("utf-8"))
-    profile = Profile.load("h200")
+    profile = GpuProfile.load("h200")
     every = kept["fresh"] + kept["again"]
     unaligned = [row for row in every if ITEM_BYTES[row["dtype"]] == 2 and width(row) < 16]
     squares = [

@@ -35,7 +35,7 @@ import numpy as np
 import gpuscope as gs
 from gpuscope.simulator.models.kernel_model import SCALING, RecordedKernel, Scaling
 from gpuscope.simulator.models.launch import Launch
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import DeviceFacts, PartitionFacts, StreamFacts, TraceMetadata
 from gpuscope.workloads.builtin import RECORDINGS
@@ -123,7 +123,7 @@ def write_recordings(data: Row) -> None:
 
 def kernels(model: Row, scaling: Scaling, *, two: bool) -> list[RecordedKernel]:
     """Return a model's kernels as recorded on the whole GPU, and on few SMs."""
-    profile = Profile.load("h200")
+    profile = GpuProfile.load("h200")
     places = {sms: model["sms"].index(sms) for sms in ((WHOLE, FEW) if two else (WHOLE,))}
     return [
         RecordedKernel(

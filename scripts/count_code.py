@@ -1,11 +1,14 @@
-"""Count the package: code lines, `Any`s, dialect, private reads, imports by string, names.
+"""Count the package: tokens, `Any`s, dialect, private reads, imports by string, names.
 
     python scripts/count_code.py [--json] [--where] [ROOM …]
 
-Code lines
-    Of Python: lines that hold code once ruff has formatted the file without its ``# fmt: skip``
-    and ``# fmt: off``. Blank lines, comments and docstrings do not count. Of other languages
-    (`OTHERS`): lines that are not blank.
+Tokens
+    Of Python, without comments and docstrings: a line that is packed with more, or a statement
+    that is spread over more lines, changes nothing.
+Tokens a line
+    Of lines that hold code, as they are written: how densely they are packed.
+Lines of other languages
+    Lines that are not blank, of `OTHERS`.
 `Any`
     Each time the name stands in code, imports included. A comment or a docstring that
     mentions it does not count.
@@ -21,8 +24,8 @@ Private reads
 Imports by string
     Calls of ``import_module`` and ``__import__`` that can name a module of gpuscope: all but
     those of a literal that names another package. Files that may do so are in `BY_STRING`.
-Long modules
-    Files over 400 lines, all lines counted.
+Class names of several classes
+    Names without an underscore that top-level classes of several files have.
 
 With rooms, such as ``trace`` or ``record``, only their files count.
 """
@@ -33,10 +36,6 @@ import argparse
 import ast
 import io
 import json
-import re
-import subprocess
-import sys
-import tempfile
 import tokenize
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -44,13 +43,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LONG = 400
-"""Lines that a module may have."""
-DIALECT = frozenset({"one", "found", "place", "mine", "told", "own", "said"})
+DIALECT = frozenset(
+    {"one", "found", "place", "mine", "told", "own", "said"}
+    | {"each", "known", "kept", "held", "there", "others"}
+)
 OTHERS = (".c", ".h", ".js", ".cu", ".css", ".html", ".txt", ".jinja")
 OUTSIDE_THE_CORE = ("simulator", "races", "learn")
 """Rooms that the core does without."""
-_UNFORMATTED = re.compile(r"# fmt: (skip|off|on)\b")
 BY_STRING = {
     "gpuscope/_compiled.py": "the module in C, which readers of imports take for the package",
     "gpuscope/_lazy.py": "lazy public names",
@@ -173,15 +172,17 @@ def top_names() -> int:
     )
 
 
-def code_and_anys(text: str, tree: ast.Module) -> tuple[int, int]:
-    """Return how many lines of a file hold code, and how many `Any`s stand in them."""
-    lines: set[int] = set()
-    anys = 0
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in _NO_CODE:
-            lines.update(range(token.start[0], token.end[0] + 1))
-        anys += token.type == tokenize.NAME and token.string == "Any"
-    return len(lines - docstring_lines(tree)), anys
+def tokens_and_anys(text: str, tree: ast.Module) -> tuple[int, int, int]:
+    """Return how many tokens a file has, on how many lines, and how many of them are `Any`."""
+    documentation = docstring_lines(tree)
+    tokens = [
+        token
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in _NO_CODE and token.start[0] not in documentation
+    ]
+    lines = {line for token in tokens for line in range(token.start[0], token.end[0] + 1)}
+    anys = sum(token.type == tokenize.NAME and token.string == "Any" for token in tokens)
+    return len(tokens), len(lines), anys
 
 
 def aliases_of_any(tree: ast.Module) -> list[tuple[int, str]]:
@@ -211,16 +212,14 @@ def dialect(tree: ast.Module) -> list[tuple[int, str]]:
     ]
 
 
-def formatted(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return Python files as ruff formats them, nothing excepted."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in texts.items():
-            path = Path(folder) / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(_UNFORMATTED.sub("#", text), "utf-8")
-        ruff = [sys.executable, "-m", "ruff", "format", "-q", "--no-cache"]
-        subprocess.run([*ruff, "--config", ROOT / "pyproject.toml", folder], check=True)
-        return {name: (Path(folder) / name).read_text("utf-8") for name in texts}
+def several_classes(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
+    """Return the class names that several files define at their top: name → ``path:line``."""
+    places: dict[str, list[str]] = {}
+    for path, tree in trees.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
+    return {name: where for name, where in places.items() if len(where) > 1}
 
 
 def room_of(path: str) -> str:
@@ -233,24 +232,31 @@ class Counts:
     """What some files of the package hold. Places are ``path:line: what``."""
 
     modules: int = 0
-    code: int = 0
+    tokens: int = 0
+    lines: int = 0
+    other_lines: int = 0
     any: int = 0
     rooms: Counter[str] = field(default_factory=Counter)
     aliases: list[str] = field(default_factory=list)
     dialect: list[str] = field(default_factory=list)
     private: list[str] = field(default_factory=list)
     by_string: list[str] = field(default_factory=list)
-    long: list[str] = field(default_factory=list)
+    classes: list[str] = field(default_factory=list)
 
     @property
-    def any_per_1000(self) -> float:
-        """`Any`s for every 1,000 code lines."""
-        return 1000 * self.any / max(self.code, 1)
+    def density(self) -> float:
+        """Tokens a line."""
+        return self.tokens / max(self.lines, 1)
+
+    @property
+    def any_per_10000(self) -> float:
+        """`Any`s for every 10,000 tokens."""
+        return 10_000 * self.any / max(self.tokens, 1)
 
     @property
     def core(self) -> int:
-        """Code lines without the simulator, races and lessons."""
-        return self.code - sum(self.rooms[room] for room in OUTSIDE_THE_CORE)
+        """Tokens without the simulator, races and lessons."""
+        return self.tokens - sum(self.rooms[room] for room in OUTSIDE_THE_CORE)
 
 
 def count(rooms: Sequence[str] = ()) -> Counts:
@@ -264,28 +270,29 @@ def count(rooms: Sequence[str] = ()) -> Counts:
     trees = {name: ast.parse(text) for name, text in texts.items()}
     known = {name for tree in trees.values() for name in defined_privately(tree)}
     counts = Counts()
-    for path, text in formatted(texts).items():
+    for path, text in texts.items():
         if rooms and room_of(path) not in rooms:
             continue
         tree = trees[path]
-        code, anys = code_and_anys(text, ast.parse(text))
+        tokens, lines, anys = tokens_and_anys(text, tree)
         counts.modules += 1
-        counts.code += code
-        counts.rooms[room_of(path)] += code
+        counts.tokens += tokens
+        counts.lines += lines
+        counts.rooms[room_of(path)] += tokens
         counts.any += anys
         counts.aliases += [f"{path}:{at}: {name}" for at, name in aliases_of_any(tree)]
         counts.dialect += [f"{path}:{at}: {name}" for at, name in dialect(tree)]
         counts.private += [f"{path}:{at}: {name}" for at, name in private_reads(tree, known)]
         if path not in BY_STRING:
             counts.by_string += [f"{path}:{at}: {call}" for at, call in imports_by_string(tree)]
-        if len(texts[path].splitlines()) > LONG:
-            counts.long.append(f"{path}: {len(texts[path].splitlines())} lines")
+    for name, where in several_classes(trees).items():
+        if not rooms or any(room_of(path) in rooms for path in where):
+            counts.classes.append(f"{name}: {', '.join(where)}")
     for source in paths:
         room = room_of(source.relative_to(ROOT).as_posix())
         if source.suffix in OTHERS and (not rooms or room in rooms):
-            lines = sum(1 for line in source.read_text("utf-8").splitlines() if line.strip())
-            counts.code += lines
-            counts.rooms[room] += lines
+            text = source.read_text("utf-8")
+            counts.other_lines += sum(1 for line in text.splitlines() if line.strip())
     return counts
 
 
@@ -295,31 +302,39 @@ def main() -> None:
     parser.add_argument("rooms", nargs="*", help="only these rooms, such as trace")
     parser.add_argument("--json", action="store_true", help="as JSON")
     parser.add_argument(
-        "--where", action="store_true", help="each place that is counted, but code lines and Anys"
+        "--where", action="store_true", help="each place that is counted, but tokens and Anys"
     )
     given = parser.parse_args()
     counts = count(given.rooms)
     figures = {
         "modules": counts.modules,
-        "code lines": counts.code,
-        "code lines without " + ", ".join(OUTSIDE_THE_CORE): counts.core,
-        "Any per 1,000 code lines": round(counts.any_per_1000, 1),
+        "tokens": counts.tokens,
+        "tokens without " + ", ".join(OUTSIDE_THE_CORE): counts.core,
+        "tokens a line": round(counts.density, 2),
+        "lines of other languages": counts.other_lines,
+        "Any per 10,000 tokens": round(counts.any_per_10000, 1),
         "aliases of Any": len(counts.aliases),
         "dialect": len(counts.dialect),
         "private names of other files read": len(counts.private),
         "imports of gpuscope by string": len(counts.by_string),
         "public names at the top": top_names(),
-        f"modules over {LONG} lines": len(counts.long),
+        "class names of several classes": len(counts.classes),
     }
     if given.json:
         print(json.dumps(figures, indent=1))
         return
     for name, value in figures.items():
         print(f"{name:45} {value:,}")
-    for room, lines in sorted(counts.rooms.items()):
-        print(f"  {room or 'the root':43} {lines:,}")
+    for room, tokens in sorted(counts.rooms.items()):
+        print(f"  {room or 'the root':43} {tokens:,}")
     if given.where:
-        lists = (counts.private, counts.by_string, counts.long, counts.aliases, counts.dialect)
+        lists = (
+            counts.private,
+            counts.by_string,
+            counts.classes,
+            counts.aliases,
+            counts.dialect,
+        )
         print(*(where for list_ in lists for where in list_), sep="\n")
 
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel
 from ranks_page import ranks_picture, ranks_table
 
 from gpuscope.simulator.profiles import schema
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.workloads.builtin import BUILT_IN
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -456,7 +456,7 @@ def error_table(facts: dict[str, Any]) -> list[str]:
 
 def memory_law(cases: dict[str, Any], blocks: dict[str, Any]) -> list[str]:
     """The constants of memory and cache, and how far kernels beside others are off."""
-    h100, h200 = (Profile.load(name).file for name in ("h100", "h200"))
+    h100, h200 = (GpuProfile.load(name).file for name in ("h100", "h200"))
     memory, exposure = h100.memory, h100.memory.exposure
     of_h200 = h200.memory.exposure
     whole = blocks["rows"][-1]
@@ -492,7 +492,7 @@ def memory_law(cases: dict[str, Any], blocks: dict[str, Any]) -> list[str]:
 def softmax_table(facts: dict[str, Any]) -> list[str]:
     """How far the simulated softmax is off where nothing was fitted, by SM count."""
     off: dict[int, list[float]] = {}
-    profile = Profile.load("h100")
+    profile = GpuProfile.load("h100")
     for row in facts["held_out"]:
         cost = profile.softmax_cost(row["rows"], row["columns"], row["sm_count"])
         simulated_us = cost.alone_ns(row["sm_count"]) / 1e3
@@ -1005,7 +1005,7 @@ def differences(cpu: dict[str, Any], latencies: dict[str, Any]) -> list[str]:
 
 def other_gpu_table(shapes: dict[str, Any]) -> list[str]:
     """Errors of the profile that a calibration made of a GPU nobody had calibrated on before."""
-    profile = Profile.load("h100")
+    profile = GpuProfile.load("h100")
     off: dict[tuple[str, bool], list[float]] = {}
     for row in shapes["rows"]:
         m, n, k = row["shape"]
@@ -1142,7 +1142,7 @@ def profile_page() -> str:
         ("`memory.exposure`", schema.Exposure),
         ("`gemm.DTYPE.N`, for float16, bfloat16, float32 and float64", schema.GemmKernels),
         ("`gemm.DTYPE.N.times`", schema.KernelTimes),
-        ("`gemm.DTYPE.N.choice`", schema.Choice),
+        ("`gemm.DTYPE.N.choice`", schema.KernelChoice),
     ]
     for title, model in parts:
         properties = model.model_json_schema()["properties"]

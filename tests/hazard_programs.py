@@ -219,7 +219,7 @@ class Program:
 
     def submit(self, op: Any) -> None:
         """Queue work for the engine; what is to be late is made so."""
-        if isinstance(op, ops.Record | ops.Wait):
+        if isinstance(op, ops.RecordOp | ops.StreamWait):
             self._submit(op)
             return
         coming, self.coming = self.coming, []

@@ -197,7 +197,9 @@ class Served:
             "heard": 1, "running": (1,),
             "range_of": lambda name: (name, None, lambda _: None, lambda: None),
         }  # fmt: skip
-        module.serve_guards(self.slot, asyncio._get_running_loop, lambda _: [], handles.Bound)
+        module.serve_guards(
+            self.slot, asyncio._get_running_loop, lambda _: [], handles.BoundLibrary
+        )
         module.serve_ranges(self.names, self.names, self.names)
         addresses = (*[address(nothing)] * 4, address(context))
         module.serve_products((array, pointer, Memory, Stream), addresses)
@@ -286,7 +288,7 @@ def wrong_values(served: Served) -> list[Any]:
         module.Guard.__new__(module.Guard), module.Range.__new__(module.Range),
         served.Guard.__new__(served.Guard), served.Range.__new__(served.Range), served.Guard(7),
         served.Range("name"), module,
-        [handles.Bound("CuPy", int, 0, int)], [handles.Bound("CuPy", Hostile(), 0, Hostile())],
+        [handles.BoundLibrary("CuPy", int, 0, int)], [handles.BoundLibrary("CuPy", Hostile(), 0, Hostile())],
     ]  # fmt: skip
 
 
@@ -427,9 +429,9 @@ def in_the_middle(rng: random.Random, kinds: tuple[type, type]) -> None:
     served.calls.observers = Hostile() if rng.random() < 0.3 else ()
     served.names["running"] = Hostile()
     served.names["range_of"] = lambda _: (interfere(), Hostile(), Hostile(), Hostile())
-    bound = [handles.Bound("CuPy", Hostile(), Hostile(), Hostile())] * 2
+    bound = [handles.BoundLibrary("CuPy", Hostile(), Hostile(), Hostile())] * 2
     loop = rng.choice([asyncio._get_running_loop, interfere])
-    served.module.serve_guards(served.slot, loop, lambda _: list(bound), handles.Bound)
+    served.module.serve_guards(served.slot, loop, lambda _: list(bound), handles.BoundLibrary)
     Hostile.does = interfere
     sys.modules["cupy"] = rng.choice([Hostile(), ModuleType("cupy")])
     try:

@@ -12,7 +12,7 @@ import numpy as np
 from gpuscope._checks import door
 from gpuscope.analysis.result import Result, about, named
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.collectives import Part, Parts, matched, parts
+from gpuscope.trace.collectives import Parts, RankPart, matched, parts
 from gpuscope.trace.facts import CollectiveFacts, CollectiveKind
 from gpuscope.trace.model import Trace
 
@@ -147,7 +147,7 @@ def collectives(trace: Trace) -> CollectivesResult:
     """
     rank_of = {facts.process: facts.rank for facts in trace.metadata.ranks}
     every_part, _ = parts(trace) if len(rank_of) > 1 else ([], 0)
-    by_rank: dict[int, list[Part]] = defaultdict(list)
+    by_rank: dict[int, list[RankPart]] = defaultdict(list)
     for part in every_part:
         if part.process in rank_of:
             by_rank[rank_of[part.process]].append(part)

@@ -64,7 +64,7 @@ _CODE = {
 
 
 @dataclass(frozen=True)
-class Case:
+class HelpCase:
     """A change: edges that last no longer than ``lag``, and edges that are gone.
 
     Attributes
@@ -182,7 +182,7 @@ class View:
         for key in known[np.lexsort((-every, -on_path))][:_MOST].tolist():
             yield label(key), which & (keys == key)
 
-    def saved_ns(self, case: Case) -> Ints:
+    def saved_ns(self, case: HelpCase) -> Ints:
         """Return edge → how much less long it would last; more than it did if it were gone."""
         lag = self.causes.lag
         shorter = np.where(case.shorter, np.maximum(lag - case.lag, 0), 0).astype(np.int64)
@@ -195,14 +195,14 @@ class View:
         return self.is_host & (self.call >= 0) & calls[self.call]
 
 
-def cases(view: View) -> Iterator[Case]:
+def cases(view: View) -> Iterator[HelpCase]:
     """Yield what might help."""
     sorts = (_of_work, _larger_partitions, _of_orders, _of_waits, _memory, _graphs, _of_hosts)
     for sort in (*sorts, _own_process):
         yield from sort(view)
 
 
-def _of_work(view: View) -> Iterator[Case]:
+def _of_work(view: View) -> Iterator[HelpCase]:
     """Faster kernels and host functions; copies of pinned memory, and beside kernels."""
     causes, rows = view.causes, view.rows
     name, names = rows.coded("name")
@@ -212,12 +212,12 @@ def _of_work(view: View) -> Iterator[Case]:
     for about, which in view.each(kernels, name[view.row], lambda key: str(names[key])):
         held = holds & rows.having("name", (about,))[view.before]
         words = "make the kernel twice as fast", kernel_name(about), which | held, half
-        yield Case(*words, basis="recording", name=about)
+        yield HelpCase(*words, basis="recording", name=about)
     functions = runs & rows.having("kind", ("host function",))[view.row]
     site, sites = rows.coded("site")
     for about, which in view.each(functions, name[view.row], lambda key: str(names[key])):
         where = [f" at {line}" for line in lines_of(sites[site[view.row[which][0]]])[:1]]
-        yield Case("shorten the host function", "".join([about, *where]), which)
+        yield HelpCase("shorten the host function", "".join([about, *where]), which)
     copies = runs & rows.having("kind", ("memcpy",))[view.row]
     pageable = rows.having("src_kind", ("pageable",)) | rows.having("dst_kind", ("pageable",))
     if (which := copies & pageable[view.row]).any():
@@ -225,12 +225,12 @@ def _of_work(view: View) -> Iterator[Case]:
         lag = np.where(which, nbytes * 1000 // _PINNED_BYTES_PER_US, _CALL_NS)
         which = which | view.inside(causes.rows.calls[view.row[which]])
         blocked = causes.of("host wait") & pageable[view.before]
-        yield Case("pin the memory", "copies of pageable memory", which, lag, blocked)
+        yield HelpCase("pin the memory", "copies of pageable memory", which, lag, blocked)
     if copies.any():
-        yield Case("copy beside kernels", "copies", copies)
+        yield HelpCase("copy beside kernels", "copies", copies)
 
 
-def _larger_partitions(view: View) -> Iterator[Case]:
+def _larger_partitions(view: View) -> Iterator[HelpCase]:
     """More SMs for the kernels of a partition, where what is outside it does nothing."""
     rows, facts = view.rows, view.trace.metadata
     code, names = rows.coded("partition")
@@ -243,10 +243,10 @@ def _larger_partitions(view: View) -> Iterator[Case]:
     granted, whole = facts.partition(name).sm_count, facts.device(device).sm_count
     if name and granted and whole and granted < whole:
         about, lag = f"{name}, {granted} of {whole} SMs", view.causes.lag * granted // whole
-        yield Case("give it a larger partition", about, which, lag, name=name)
+        yield HelpCase("give it a larger partition", about, which, lag, name=name)
 
 
-def _of_orders(view: View) -> Iterator[Case]:
+def _of_orders(view: View) -> Iterator[HelpCase]:
     """Other streams, more SMs, no waits between streams, no rank that is late."""
     causes, rows = view.causes, view.rows
     caller, owner = causes.rows.calls, np.full(len(rows.ids), -1)
@@ -260,20 +260,20 @@ def _of_orders(view: View) -> Iterator[Case]:
     name = {-1: "no stream", **stream_names(view.trace)}.__getitem__
     both = rows.streams[view.row], rows.streams[view.before]
     for about, which in view.each(causes.of("stream order") & apart, both[0], name):
-        yield Case("use another stream", about, gone=which)
+        yield HelpCase("use another stream", about, gone=which)
     for about, which in view.each(causes.of("SMs held", "priority"), both[0], name):
-        yield Case("give it priority or a partition", about, gone=which)
+        yield HelpCase("give it priority or a partition", about, gone=which)
     first, pair = combined(*(np.unique(each, return_inverse=True)[1] for each in both))
     names = [" for ".join(name(int(each[at])) for each in both) for at in first]
     for about, which in view.each(causes.of("event wait"), pair, names.__getitem__):
-        yield Case("drop the wait between streams", about, gone=which)
+        yield HelpCase("drop the wait between streams", about, gone=which)
     ranks = {facts.process: f"rank {facts.rank}" for facts in view.trace.metadata.ranks}
     late = causes.of("collective"), rows.processes[view.before]
     for about, which in view.each(*late, lambda key: ranks.get(key, f"process {key}")):
-        yield Case("let the rank keep up", about, gone=which)
+        yield HelpCase("let the rank keep up", about, gone=which)
 
 
-def _of_waits(view: View) -> Iterator[Case]:
+def _of_waits(view: View) -> Iterator[HelpCase]:
     """No waits for the GPU, no waits for another thread."""
     waits = view.causes.of("host wait") & ~view.rows.having("kind", ("handle",))[view.row]
     given = view.causes.of("hand-over")
@@ -281,10 +281,10 @@ def _of_waits(view: View) -> Iterator[Case]:
         for about, which in view.each(of, view.line, view.lines.__getitem__):
             beside = view.is_host & (view.line == view.line[which][0])
             inside = view.inside(view.row[which])
-            yield Case(change, about, inside, _CALL_NS, which, beside=beside)
+            yield HelpCase(change, about, inside, _CALL_NS, which, beside=beside)
 
 
-def _memory(view: View) -> Iterator[Case]:
+def _memory(view: View) -> Iterator[HelpCase]:
     """No memory that is allocated or freed, but what is kept and used again."""
     name, names = view.rows.coded("name")
     gets = np.array([MEMORY_CALL.search(str(text)) is not None for text in names])[name]
@@ -293,10 +293,10 @@ def _memory(view: View) -> Iterator[Case]:
     if which.any():
         beside = np.isin(causes.source, 2 * rows + 1) | np.isin(causes.target, 2 * rows)
         about = f"{len(np.unique(view.call[which])):,} calls"
-        yield Case("keep the memory", about, which, beside=beside)
+        yield HelpCase("keep the memory", about, which, beside=beside)
 
 
-def _graphs(view: View) -> Iterator[Case]:
+def _graphs(view: View) -> Iterator[HelpCase]:
     """Record the launches of each range as one graph; without ranges, those close together."""
     causes, (label, labels) = view.causes, range_labels(view.trace)
     launches, since = causes.of("launch"), causes.times[causes.source]
@@ -311,7 +311,7 @@ def _graphs(view: View) -> Iterator[Case]:
         calls = np.count_nonzero(np.bincount(within[inside]))
         if np.count_nonzero(which & launches) >= 2 * calls:
             share = _CALL_NS / np.maximum(total[within], _CALL_NS)
-            yield Case("record as one graph", about, inside, causes.lag * share)
+            yield HelpCase("record as one graph", about, inside, causes.lag * share)
     launching = np.zeros(len(ends), bool)
     launching[causes.rows.calls] = True
     short = view.is_host & (view.range < 0) & (causes.lag <= _PAUSE_NS) & _in_runs(view)
@@ -319,7 +319,7 @@ def _graphs(view: View) -> Iterator[Case]:
     process, quick = view.rows.processes[view.row], view.is_host & ~view.pauses
     for about, which in view.each(short, process, "launches of process {}".format):
         beside = quick & (process == process[which][0])
-        yield Case("record as graphs", about, which, _NODE_NS // 2, beside=beside)
+        yield HelpCase("record as graphs", about, which, _NODE_NS // 2, beside=beside)
 
 
 def _in_runs(view: View) -> Bools:
@@ -339,7 +339,7 @@ def _in_runs(view: View) -> Bools:
     return inside
 
 
-def _of_hosts(view: View) -> Iterator[Case]:
+def _of_hosts(view: View) -> Iterator[HelpCase]:
     """Less Python before the calls of a line, and outside of all ranges.
 
     Where lines are known at all, what no line launched is no Python's, such as autograd's.
@@ -351,12 +351,12 @@ def _of_hosts(view: View) -> Iterator[Case]:
         pauses &= np.array([line in known for line in view.lines])[view.line]
     for about, which in view.each(pauses, view.line, view.lines.__getitem__):
         beside = view.is_code & (view.line == view.line[which][0])
-        yield Case("shorten the Python before", about, which, beside=beside)
+        yield HelpCase("shorten the Python before", about, which, beside=beside)
     if (view.range[view.is_host] >= 0).any():
-        yield Case("do not pause", "outside any range", pauses & (view.range < 0))
+        yield HelpCase("do not pause", "outside any range", pauses & (view.range < 0))
 
 
-def _own_process(view: View) -> Iterator[Case]:
+def _own_process(view: View) -> Iterator[HelpCase]:
     """Each thread without what it takes longer between calls while another is there.
 
     Where the other one never calls CUDA it shows by when the interpreter goes from one to the
@@ -367,7 +367,7 @@ def _own_process(view: View) -> Iterator[Case]:
     if view.switches.any():
         about = "another thread computes in Python and holds the interpreter lock"
         beside = view.is_host & np.isin(who, who[view.switches])
-        yield Case("give it a process of its own", about, view.switches, beside=beside)
+        yield HelpCase("give it a process of its own", about, view.switches, beside=beside)
     at = causes.times[causes.target]
     for thread in np.unique(who[view.is_host]).tolist():
         code = view.is_code & (who == thread)
@@ -379,7 +379,9 @@ def _own_process(view: View) -> Iterator[Case]:
             if len(there) >= _ALIKE and ratio >= _SLOWER:
                 about = f"thread {thread}, {ratio:.3g} times as slow beside thread {other}"
                 lag = causes.lag / ratio
-                yield Case("give it a process of its own", about, beside, lag, basis="recording")
+                yield HelpCase(
+                    "give it a process of its own", about, beside, lag, basis="recording"
+                )
 
 
 def _slower(view: View, beside: Bools, alone: Bools) -> float:

@@ -18,11 +18,11 @@ from gpuscope.trace.columns import codes, is_open, linked_rows, rows_of
 from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 from gpuscope.trace.schema import GPU_WORK
-from gpuscope.trace.sites import Line, lines_of
+from gpuscope.trace.sites import SiteLine, lines_of
 
 UNKNOWN = "no line of Python"
 """What a row is about whose calls no line of the program made, such as autograd's threads."""
-_BY: Mapping[str, Callable[[Line], str]] = {
+_BY: Mapping[str, Callable[[SiteLine], str]] = {
     "line": str,
     "function": lambda line: f"{line.function} in {line.file}",
     "file": lambda line: line.file,

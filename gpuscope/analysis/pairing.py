@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuscope._types import Ints
 from gpuscope.analysis.intervals import by_workload
-from gpuscope.analysis.requests_analysis import Request
+from gpuscope.analysis.requests_analysis import ServedRequest
 from gpuscope.analysis.requests_analysis import by_workload as requests_of
 from gpuscope.analysis.result import P99_NEEDS
 from gpuscope.trace.columns import is_open
@@ -101,6 +101,6 @@ def paired_requests(both: Both) -> dict[str, Pairs]:
     return {name: pairs for name, pairs in pairs_of.items() if len(pairs.first)}
 
 
-def rows_of_requests(trace: Trace, requests: Sequence[Request]) -> Trace:
+def rows_of_requests(trace: Trace, requests: Sequence[ServedRequest]) -> Trace:
     """Return the rows of requests."""
     return trace.where(np.isin(trace.array("id"), [request.span for request in requests]))

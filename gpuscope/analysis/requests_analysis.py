@@ -135,7 +135,7 @@ def requests(trace: Trace, slo: Mapping[str, float] | None = None) -> RequestsRe
     return RequestsResult(tuple(every_served), **about(trace))
 
 
-class Request(NamedTuple):
+class ServedRequest(NamedTuple):
     """A request that was served: its row's id, and when it arrived and had its tokens after that.
 
     Attributes
@@ -157,15 +157,15 @@ class Request(NamedTuple):
         )
 
 
-def by_workload(trace: Trace) -> dict[str, list[Request]]:
+def by_workload(trace: Trace) -> dict[str, list[ServedRequest]]:
     """Return the requests of each workload that have their last token, in the trace's order."""
     every = trace.where(kind="range")
-    served: dict[str, list[Request]] = {}
+    served: dict[str, list[ServedRequest]] = {}
     rows = every.where(~is_open(every)).spans.select(("id", "category", "start_ns", "payload"))
     for row in rows.to_pylist():
         facts = RequestFacts.of(row["payload"])
         if facts is not None and facts.tokens_ns:
-            request = Request(row["id"], row["start_ns"], np.array(facts.tokens_ns, np.int64))
+            request = ServedRequest(row["id"], row["start_ns"], np.array(facts.tokens_ns, np.int64))
             served.setdefault(row["category"] or "", []).append(request)
     return served
 
@@ -179,7 +179,7 @@ def slo_of(trace: Trace, workload: str) -> dict[str, float]:
 
 
 def _served(
-    workload: str, windows: Array, every: Sequence[Request], slo: Mapping[str, float]
+    workload: str, windows: Array, every: Sequence[ServedRequest], slo: Mapping[str, float]
 ) -> Served:
     arrival = np.array([request.arrival_ns for request in every], np.int64)
     ttft = np.array([request.tokens_ns[0] for request in every])

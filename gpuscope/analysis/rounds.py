@@ -12,7 +12,7 @@ from gpuscope.analysis.certainty import ends_of
 from gpuscope.analysis.effects import FEWEST, Effect, effect
 from gpuscope.analysis.noise import batch_means, repeats
 from gpuscope.analysis.rates import RATES
-from gpuscope.analysis.requests_analysis import Request, slo_of
+from gpuscope.analysis.requests_analysis import ServedRequest, slo_of
 from gpuscope.analysis.requests_analysis import by_workload as requests_of
 from gpuscope.analysis.result import P99_NEEDS
 from gpuscope.analysis.settings import (
@@ -206,7 +206,9 @@ def _quantile(took: Array, share: float) -> _OfCalls:
     return lambda places: float(np.quantile(took[places], share))
 
 
-def _of_requests(trace: Trace, workload: str, column: str, requests: Sequence[Request]) -> _OfCalls:
+def _of_requests(
+    trace: Trace, workload: str, column: str, requests: Sequence[ServedRequest]
+) -> _OfCalls:
     """Return what some requests come to; of goodput the share that meets the SLO."""
     if column == "goodput_per_s":
         slo = slo_of(trace, workload)

@@ -18,7 +18,7 @@ from gpuscope.analyses import findings
 from gpuscope.cli.app import complain
 from gpuscope.device.diagnose import check_cupti
 from gpuscope.errors import GpuscopeError
-from gpuscope.experiments.recorded import JOURNAL, VARIABLE, Facts
+from gpuscope.experiments.recorded import JOURNAL, VARIABLE, ProcessFacts
 from gpuscope.experiments.so_far import SO_FAR, cut_short, last_trace, read_facts
 from gpuscope.formats.registry import of_suffix
 from gpuscope.formats.writing import export
@@ -146,7 +146,7 @@ def _tell_running(running: dict[int, str], work: Path) -> None:
         )
 
 
-def _lack(facts: Facts, files: list[Path]) -> str:
+def _lack(facts: ProcessFacts, files: list[Path]) -> str:
     """Return what is not in the traces of a process that is gone, or ``""``."""
     if not facts.ended:
         return (
@@ -249,7 +249,7 @@ def _is_alive(pid: int) -> bool:
         return True
 
 
-def _base(wanted: Wanted, facts: Facts) -> tuple[str, str]:
+def _base(wanted: Wanted, facts: ProcessFacts) -> tuple[str, str]:
     """Return the path of a process's traces without what tells them apart, and the suffix."""
     target = wanted.target
     who = f"{facts.name}-{facts.pid}"
@@ -262,7 +262,14 @@ def _base(wanted: Wanted, facts: Facts) -> tuple[str, str]:
 
 
 def _is_published(
-    file: Path, facts: Facts, base: str, suffix: str, ours: list[Path], *, report: bool, title: str
+    file: Path,
+    facts: ProcessFacts,
+    base: str,
+    suffix: str,
+    ours: list[Path],
+    *,
+    report: bool,
+    title: str,
 ) -> bool:
     """Write a trace, and its report, under names that nobody uses; returns whether that worked.
 

@@ -28,7 +28,7 @@ from gpuscope.cli.app import app, complain
 from gpuscope.cli.recorded import Wanted, publish, whatever_happens
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.experiments.processes import BOOTSTRAP
-from gpuscope.experiments.recorded import VARIABLE, Order
+from gpuscope.experiments.recorded import VARIABLE, RecordingOrder
 from gpuscope.experiments.so_far import SoFar, read_facts
 from gpuscope.formats.registry import of_suffix, suffixes
 
@@ -100,7 +100,9 @@ def record_command(
     keep_ns = None if keep is None else length_ns("--keep", keep)
     name = program[0].rpartition(".")[2] if module else script.resolve().stem
     target, work = _claimed(out, name)
-    order = json.dumps(asdict(Order(str(work.resolve()), device, detail, keep_ns, live, stacks)))
+    order = json.dumps(
+        asdict(RecordingOrder(str(work.resolve()), device, detail, keep_ns, live, stacks))
+    )
     process = _start([*(["-m"] if module else []), *program], order)
     with _passing_signals_to(process):
         with whatever_happens("what there is so far is not shown"):

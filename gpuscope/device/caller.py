@@ -84,7 +84,7 @@ _accepted: set[type] = _slot.accepted
 """Types whose instances can be selected, as far as they have been seen."""
 
 
-class Watcher(Protocol):
+class GuardWatcher(Protocol):
     """Who is told of guards."""
 
     def entered(self, guard: CallerStreamGuard) -> None:
@@ -94,19 +94,19 @@ class Watcher(Protocol):
         """Take note that a guard was left, and of the stream that is selected again."""
 
 
-def watchers() -> tuple[Watcher, ...]:
+def watchers() -> tuple[GuardWatcher, ...]:
     """Return who is told of guards."""
-    current: tuple[Watcher, ...] = _slot.watchers
+    current: tuple[GuardWatcher, ...] = _slot.watchers
     return current
 
 
-def watch(watcher: Watcher) -> None:
+def watch(watcher: GuardWatcher) -> None:
     """Tell ``watcher`` of guards from now on."""
     with _slot.watching:
         vars(_slot)["watchers"] = (*_slot.watchers, watcher)
 
 
-def unwatch(watcher: Watcher) -> None:
+def unwatch(watcher: GuardWatcher) -> None:
     """Tell ``watcher`` no more."""
     with _slot.watching:
         others = (other for other in _slot.watchers if other is not watcher)
@@ -186,7 +186,7 @@ class _PythonGuard:
 
 _Base = _PythonGuard
 if not TYPE_CHECKING and _fastpath is not None:
-    _fastpath.serve_guards(_slot, _get_running_loop, handles.bind, handles.Bound)
+    _fastpath.serve_guards(_slot, _get_running_loop, handles.bind, handles.BoundLibrary)
     _Base = _fastpath.Guard
 
 

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 @runtime_checkable
-class GreenContext(Protocol):
+class TorchGreenContext(Protocol):
     """A green context of PyTorch's, as far as it is asked."""
 
     def Stream(self) -> HasCudaStream:  # noqa: N802 - PyTorch's name
         """Return a stream of it."""
 
 
-ForeignPartition: TypeAlias = "GreenContext | HasCudaStream | int | Untyped"
+ForeignPartition: TypeAlias = "TorchGreenContext | HasCudaStream | int | Untyped"
 """``torch.cuda.green_contexts.GreenContext``, ``cuda.core.Context``, or a stream of either."""
 
 
@@ -108,8 +108,8 @@ def _context_of(partition: ForeignPartition) -> tuple[int, int, int]:
         if not partition.is_green:
             raise InvalidArgument("partition is the device's own context: give a green one")
         return (*foreign.of_context(int(partition.handle)), 0)
-    is_context = isinstance(partition, GreenContext)
-    handle = _handle(cast("GreenContext", partition).Stream() if is_context else partition)
+    is_context = isinstance(partition, TorchGreenContext)
+    handle = _handle(cast("TorchGreenContext", partition).Stream() if is_context else partition)
     there = foreign.of_stream(handle)
     if there is None:
         raise InvalidArgument(

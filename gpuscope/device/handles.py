@@ -60,7 +60,7 @@ def checked_handle(stream: AnyStream) -> int:
     return handle
 
 
-class Handle:
+class RawHandle:
     """A raw handle as an object with ``__cuda_stream__``."""
 
     __slots__ = ("_handle",)
@@ -72,7 +72,7 @@ class Handle:
         return (0, self._handle)
 
 
-class Bound(NamedTuple):
+class BoundLibrary(NamedTuple):
     """A library that was given a stream: how to ask it, what it was given, and its own back."""
 
     library: str
@@ -81,9 +81,9 @@ class Bound(NamedTuple):
     restore: Callable[[], object]
 
 
-def bind(stream: AnyStream) -> list[Bound]:
+def bind(stream: AnyStream) -> list[BoundLibrary]:
     """Make ``stream`` current for CuPy and PyTorch where they are imported."""
-    bound: list[Bound] = []
+    bound: list[BoundLibrary] = []
     try:
         for name, bind_one in (("cupy", _bind_cupy), ("torch", _bind_torch)):
             library = sys.modules.get(name)
@@ -95,7 +95,7 @@ def bind(stream: AnyStream) -> list[Bound]:
     return bound
 
 
-def check_bound(bound: list[Bound]) -> None:
+def check_bound(bound: list[BoundLibrary]) -> None:
     """Refuse to restore what another library's own selection has replaced."""
     for library in bound:
         now = library.current()
@@ -107,7 +107,7 @@ def check_bound(bound: list[Bound]) -> None:
             )
 
 
-def unbind(bound: list[Bound]) -> None:
+def unbind(bound: list[BoundLibrary]) -> None:
     """Restore what the libraries had, the second also if the first refuses."""
     if bound:
         try:
@@ -116,7 +116,9 @@ def unbind(bound: list[Bound]) -> None:
             unbind(bound[1:])
 
 
-def hand_over(left: list[Bound], inside: list[Bound] | Literal[False]) -> list[Bound]:
+def hand_over(
+    left: list[BoundLibrary], inside: list[BoundLibrary] | Literal[False]
+) -> list[BoundLibrary]:
     """Return what the guard inside one that was left restores from now on, in its place."""
     bound = {outer.library: outer for outer in left}
     for inner in inside or ():
@@ -133,7 +135,7 @@ def _cuda_index(stream: Untyped) -> int | None:
     return int(info.index) if info.kind == "cuda" else -1
 
 
-def _bind_cupy(stream: Untyped, cupy: Untyped) -> Bound | None:
+def _bind_cupy(stream: Untyped, cupy: Untyped) -> BoundLibrary | None:
     try:
         module = cupy.cuda.stream
     except AttributeError:  # it is being imported right now
@@ -145,7 +147,7 @@ def _bind_cupy(stream: Untyped, cupy: Untyped) -> Bound | None:
         index = _cuda_index(stream)
         if index == -1:
             return None
-        ours = module.Stream.from_external(Handle(raw_handle(stream)))
+        ours = module.Stream.from_external(RawHandle(raw_handle(stream)))
         if index is not None:  # a stream of ours: made once
             ours.device_id = index
             stream.cupy_stream = ours
@@ -156,10 +158,10 @@ def _bind_cupy(stream: Untyped, cupy: Untyped) -> Bound | None:
             f"CuPy cannot make the stream current ({error}): make the stream's device current "
             "first, as in `with cupy.cuda.Device(…)`. Nothing was changed"
         ) from error
-    return Bound("CuPy", current, ours, before.use)
+    return BoundLibrary("CuPy", current, ours, before.use)
 
 
-def _bind_torch(stream: Untyped, torch: Untyped) -> Bound | None:
+def _bind_torch(stream: Untyped, torch: Untyped) -> BoundLibrary | None:
     known = getattr(stream, "torch_stream", None) or _know_to_torch(stream, torch)
     if known is None:
         return None
@@ -175,7 +177,7 @@ def _bind_torch(stream: Untyped, torch: Untyped) -> Bound | None:
             select(*replaced)
         select(*before)
 
-    return Bound("PyTorch", lambda: current(device()), ours, restore)
+    return BoundLibrary("PyTorch", lambda: current(device()), ours, restore)
 
 
 def _know_to_torch(stream: Untyped, torch: Untyped) -> tuple[_Key, int | None] | None:

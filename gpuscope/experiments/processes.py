@@ -30,12 +30,18 @@ from gpuscope._optional import is_installed
 from gpuscope._resource_limits import raised_limits
 from gpuscope.device import select as devices
 from gpuscope.errors import GpuscopeError
-from gpuscope.experiments.recorded import JOURNAL, VARIABLE, Facts, Order, process_name
+from gpuscope.experiments.recorded import (
+    JOURNAL,
+    VARIABLE,
+    ProcessFacts,
+    RecordingOrder,
+    process_name,
+)
 
 if TYPE_CHECKING:
     from gpuscope.device.device import Device
     from gpuscope.record.recorder import Recording
-    from gpuscope.record.source import Journal
+    from gpuscope.record.source import NoteJournal
     from gpuscope.trace.model import Trace
 
 _CUDA_INJECTION = "CUDA_INJECTION64_PATH"
@@ -60,7 +66,7 @@ def begin() -> None:
     CUPTI is loaded when the driver says that the process begins to use CUDA: a process that does
     not pays nothing, and one that is forked before has a CUPTI of its own.
     """
-    recorder = _Recorder(Order(**json.loads(os.environ[VARIABLE])))
+    recorder = _Recorder(RecordingOrder(**json.loads(os.environ[VARIABLE])))
     devices.opened[recorder.opened] = None
     devices.holders.append(recorder.let_go)
     recorder.arrange()
@@ -81,18 +87,18 @@ def begin_cuda() -> None:
 class _Recorder:
     """The recordings of one process."""
 
-    def __init__(self, order: Order) -> None:
+    def __init__(self, order: RecordingOrder) -> None:
         self.order = order
         self._folder = Path(order.folder)
         self._imports = EarlyImports()
         self._lock = free_in_children(threading.RLock())
-        self._journals: dict[int, Journal] = {}
+        self._journals: dict[int, NoteJournal] = {}
         """Of those that need none of this interpreter's time to be kept: what holds their rows."""
         self._forget()
 
     def _forget(self) -> None:
         """In a forked child: what was recorded is its parent's."""
-        self._facts = Facts(os.getpid())
+        self._facts = ProcessFacts(os.getpid())
         self._key = f"{time.time_ns()}-{self._facts.pid}"
         self._recordings: dict[int, Recording] = {}
         """By the numbers of their traces."""

@@ -19,7 +19,7 @@ JOURNAL = ".journal"
 
 
 @dataclass(frozen=True)
-class Order:
+class RecordingOrder:
     """What the processes of a program are to record, and into which folder."""
 
     folder: str
@@ -31,7 +31,7 @@ class Order:
 
 
 @dataclass
-class Facts:
+class ProcessFacts:
     """What a process says of its recordings, in a file beside their traces.
 
     Attributes

@@ -14,7 +14,7 @@ import msgspec
 
 from gpuscope import _foreign
 from gpuscope.errors import GpuscopeError
-from gpuscope.experiments.recorded import JOURNAL, Facts
+from gpuscope.experiments.recorded import JOURNAL, ProcessFacts
 from gpuscope.record.cupti.journal import JournalReader
 from gpuscope.trace.model import Trace
 from gpuscope.trace.store import save_trace
@@ -22,7 +22,7 @@ from gpuscope.trace.store import save_trace
 SO_FAR = ".so-far.parquet"
 
 
-def read_facts(folder: Path) -> tuple[dict[Path, Facts], list[Path]]:
+def read_facts(folder: Path) -> tuple[dict[Path, ProcessFacts], list[Path]]:
     """Return what the processes of a program said so far, in the order of their beginning.
 
     Returns
@@ -30,11 +30,11 @@ def read_facts(folder: Path) -> tuple[dict[Path, Facts], list[Path]]:
     dict, list
         File → what it says; files that no process of ours wrote, or that cannot be read.
     """
-    every: dict[Path, Facts] = {}
+    every: dict[Path, ProcessFacts] = {}
     unreadable: list[Path] = []
     for path in sorted(folder.glob("*.json"), key=lambda path: path.name):
         try:
-            every[path] = msgspec.convert(_foreign.load(path), Facts)
+            every[path] = msgspec.convert(_foreign.load(path), ProcessFacts)
         except (OSError, ValueError):
             unreadable.append(path)
     return every, unreadable
@@ -80,7 +80,7 @@ class SoFar:
             save_trace(trace, path.with_suffix(SO_FAR))
 
 
-def last_trace(path: Path, facts: Facts | None) -> Trace:
+def last_trace(path: Path, facts: ProcessFacts | None) -> Trace:
     """Return the trace of a journal whose process is gone, which says what it lacks.
 
     Parameters
@@ -97,7 +97,7 @@ def last_trace(path: Path, facts: Facts | None) -> Trace:
     return cut_short(reader.read(over=True), reader.written_ns, facts)
 
 
-def cut_short(trace: Trace, at_ns: int, facts: Facts | None) -> Trace:
+def cut_short(trace: Trace, at_ns: int, facts: ProcessFacts | None) -> Trace:
     """Return a trace that is of a moment before its process ended, and says so and why."""
     when = time.strftime("%H:%M:%S", time.localtime(at_ns / 1e9))
     why = "the process was killed or crashed"

@@ -14,11 +14,11 @@ from gpuscope._types import Array
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.facts import RankFacts
 from gpuscope.trace.model import Trace
-from gpuscope.trace.tracks import Group, Layout, TrackKey
+from gpuscope.trace.tracks import Group, TrackKey, TrackLayout
 
 OPEN = np.iinfo(np.int64).max
 """End of a span whose end is unknown."""
-_LAYOUT = Layout(
+_LAYOUT = TrackLayout(
     {
         **dict.fromkeys(("api", "sync", "range", "mark"), Group.THREAD),
         "handle": Group.HANDLES,
@@ -41,7 +41,7 @@ _OF_RANKS = replace(
 )
 
 
-def layout(trace: Trace) -> Layout:
+def layout(trace: Trace) -> TrackLayout:
     """Return which spans share a track: of several ranks, those of a process only."""
     return _OF_RANKS if len(trace.metadata.ranks) > 1 else _LAYOUT
 

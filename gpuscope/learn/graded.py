@@ -30,7 +30,7 @@ class Checked:
 
 
 @dataclass(frozen=True)
-class Told:
+class ToldLine:
     """A line of what a notebook's process tells: it begins a cell, or a check in it was judged."""
 
     cell: int
@@ -64,7 +64,7 @@ def run(
         cell = 0
 
         def tell(at: int = -1, check: Checked | None = None) -> None:
-            out.write(msgspec.json.encode(Told(cell if at < 0 else at, check)) + b"\n")
+            out.write(msgspec.json.encode(ToldLine(cell if at < 0 else at, check)) + b"\n")
 
         def judge(names: Sequence[str], verdict: str, *reasons: str) -> None:
             reason = _text("; ".join([*raised, *reasons]))

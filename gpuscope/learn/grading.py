@@ -26,8 +26,8 @@ from gpuscope.learn.handed_in import (
     read_cells,
     shared,
 )
-from gpuscope.learn.holding import Order
-from gpuscope.learn.journal import Journal
+from gpuscope.learn.holding import HoldingOrder
+from gpuscope.learn.journal import GradeJournal
 from gpuscope.learn.points import ALIKE, Points, check_names
 from gpuscope.learn.sandbox import SYSTEM
 from gpuscope.learn.warden import STOPPED, Warden
@@ -154,7 +154,9 @@ def grade(
     with ExitStack() as stack:
         log = None
         if journal is not None:
-            log = stack.enter_context(Journal(Path(journal), given_out, [__version__, gpu, limits]))
+            log = stack.enter_context(
+                GradeJournal(Path(journal), given_out, [__version__, gpu, limits])
+            )
         pool = stack.enter_context(executor_of(executor, ThreadPoolExecutor))
         here = isinstance(pool, ThreadPoolExecutor)  # an event goes to no other process
         if here:
@@ -193,7 +195,7 @@ def grade(
     )
 
 
-def _keep(log: Journal, blank: Grade, path: Path, future: Future[Graded]) -> None:
+def _keep(log: GradeJournal, blank: Grade, path: Path, future: Future[Graded]) -> None:
     """Have a journal keep what came of a notebook that was graded to its end."""
     if future.cancelled() or future.exception() is not None:
         return
@@ -307,7 +309,7 @@ def grade_notebook(
     lesson = max(counts, key=counts.__getitem__)
     if not counts[lesson]:
         return Graded([replace(blank, reason="it has no cell of any lesson's exercises")])
-    order = Order(
+    order = HoldingOrder(
         merged(books[lesson], cells),
         asked_of(books[lesson]),
         limits.seconds,

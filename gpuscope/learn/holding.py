@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import msgspec
 
-from gpuscope.learn.graded import Checked, Told, run
+from gpuscope.learn.graded import Checked, ToldLine, run
 from gpuscope.learn.handed_in import Code
 from gpuscope.learn.sandbox import (
     Box,
@@ -41,7 +41,7 @@ _GRACE_S = 2.0
 
 
 @dataclass(frozen=True)
-class Order:
+class HoldingOrder:
     """What to run, and within which limits.
 
     Attributes
@@ -87,7 +87,7 @@ class Report:
     held: frozenset[str] | None = None
 
 
-def hold(order: Order, box: Box, *, gpu: bool) -> Report:
+def hold(order: HoldingOrder, box: Box, *, gpu: bool) -> Report:
     """Run a notebook; where a cell ends its process, or never ends, run the others again."""
     before_s, end_s = _cpu_s(), time.monotonic() + order.seconds
     checks: dict[str, Checked] = {}
@@ -110,7 +110,7 @@ def _cpu_s() -> float:
 
 
 def _attempt(
-    order: Order,
+    order: HoldingOrder,
     box: Box,
     failed: Mapping[int, str],
     checks: dict[str, Checked],
@@ -136,7 +136,7 @@ def _attempt(
 
 
 def _inside(
-    order: Order, box: Box, failed: Mapping[int, str], work: str, write: int, *, gpu: bool
+    order: HoldingOrder, box: Box, failed: Mapping[int, str], work: str, write: int, *, gpu: bool
 ) -> NoReturn:
     """Become the process that holds a notebook's processes; the last of its line runs the cells."""
     try:
@@ -210,7 +210,7 @@ class _Reader:
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             with suppress(ValueError, RecursionError):  # a notebook wrote it
-                heard = msgspec.json.decode(line, type=Told)
+                heard = msgspec.json.decode(line, type=ToldLine)
                 if heard.check is not None:
                     self._checks.setdefault(heard.check.name, heard.check)
                 self.cell, self.since_s = heard.cell, time.monotonic()
@@ -218,7 +218,7 @@ class _Reader:
 
 
 def _watch(
-    child: int, pipe: int, order: Order, checks: dict[str, Checked], end_s: float
+    child: int, pipe: int, order: HoldingOrder, checks: dict[str, Checked], end_s: float
 ) -> tuple[int, str]:
     """Follow a notebook until it ends or exceeds a limit."""
     reader, gone, status = _Reader(pipe, checks), 0, 0
@@ -300,6 +300,6 @@ def serve() -> None:
     box = strongest()
     gc.freeze()
     for line in sys.stdin.buffer:
-        report = hold(msgspec.json.decode(line, type=Order), box, gpu=gpu)
+        report = hold(msgspec.json.decode(line, type=HoldingOrder), box, gpu=gpu)
         sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
         sys.stdout.buffer.flush()

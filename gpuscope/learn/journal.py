@@ -44,7 +44,7 @@ class Entry:
     not_held: tuple[str, ...]
 
 
-class Journal:
+class GradeJournal:
     """A file of what was graded, a line each, that one run at a time reads and appends to.
 
     Parameters
@@ -86,7 +86,7 @@ class Journal:
         if self._file.tell() and not line.endswith(b"\n"):
             self._file.write(b"\n")
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> GradeJournal:
         return self
 
     def __exit__(

@@ -15,7 +15,7 @@ from typing import IO, cast
 import msgspec
 
 from gpuscope import _child
-from gpuscope.learn.holding import Order, Report
+from gpuscope.learn.holding import HoldingOrder, Report
 from gpuscope.search.scale_out import make_locks
 
 STOPPED = "grading was stopped"
@@ -76,7 +76,7 @@ class Warden:
         """Whether it can be asked for more."""
         return self._process.poll() is None
 
-    def ask(self, order: Order, stop: threading.Event | None) -> Report:
+    def ask(self, order: HoldingOrder, stop: threading.Event | None) -> Report:
         """Have a notebook run; returns what came of it.
 
         Parameters

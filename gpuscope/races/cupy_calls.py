@@ -17,7 +17,7 @@ from gpuscope._types import Untyped
 from gpuscope.device.accesses import Operand, accesses_of, of_arrays, of_pointers, pointers_of
 from gpuscope.device.calls import of_thread
 from gpuscope.races.hazard_log import HazardLog, Streams
-from gpuscope.races.hazard_notes import HostWait, Memory, Queue, Wait
+from gpuscope.races.hazard_notes import FreedMemory, HostWait, Queue, Wait
 from gpuscope.races.wrapped import Args, Instead, Kwargs, replaced
 
 _PROTOCOL = "__cupy_override_elementwise_kernel__"
@@ -127,7 +127,7 @@ class CuPy:
 
         def made(_hook: object, *, mem_size: int, mem_ptr: int, **_: int) -> None:
             if is_on:  # what was there before is over: the driver waited when it took it back
-                log.note(Memory(mem_ptr, mem_ptr + mem_size))
+                log.note(FreedMemory(mem_ptr, mem_ptr + mem_size))
 
         def given(_hook: object, *, device_id: int, mem_ptr: int, **_: int) -> None:
             if is_on:
@@ -138,7 +138,7 @@ class CuPy:
         def freed(_hook: object, *, mem_ptr: int, mem_size: int, **_: int) -> None:
             home = homes.pop(mem_ptr, None)
             if is_on and home is not None:
-                log.note(Memory(mem_ptr, mem_ptr + mem_size, home))
+                log.note(FreedMemory(mem_ptr, mem_ptr + mem_size, home))
 
         methods = {
             "name": f"gpuscope {id(homes)}",

@@ -19,10 +19,10 @@ from gpuscope.device.event import Event
 from gpuscope.device.select import open_devices
 from gpuscope.device.views import StreamKind, StreamView
 from gpuscope.races.hazard_notes import (
+    FreedMemory,
     HostAccess,
+    HostMark,
     HostWait,
-    Mark,
-    Memory,
     Note,
     Queue,
     Record,
@@ -31,7 +31,7 @@ from gpuscope.races.hazard_notes import (
     Work,
 )
 from gpuscope.races.hazards import Detector
-from gpuscope.races.outside import Calls
+from gpuscope.races.outside import OutsideCalls
 from gpuscope.record.observers import Happened
 from gpuscope.record.rows import move, node_row, work_row
 from gpuscope.record.window import OVERFULL
@@ -56,7 +56,7 @@ class HazardLog:
         self._reading = free_in_children(Lock())
         self._full = OVERFULL
         self._relieve: Callable[[], object] = self._read_some
-        self.outside = Calls()
+        self.outside = OutsideCalls()
         """Those of other libraries."""
         self.captures: dict[Queue, Captured] = {}
         """What streams are being captured into by other libraries."""
@@ -235,9 +235,11 @@ def notes_of(call: Call) -> list[Note]:  # noqa: PLR0911 - one return for each k
     accesses = accesses_of(call.accesses or ())
     if kind in ("freed", "given"):
         given = kind == "given"
-        return [Memory(access.start, access.stop, queue, is_given=given) for access in accesses]
+        return [
+            FreedMemory(access.start, access.stop, queue, is_given=given) for access in accesses
+        ]
     if kind in ("mark", "host access"):
-        return [Mark(call.name) if kind == "mark" else HostAccess(call.name, accesses)]
+        return [HostMark(call.name) if kind == "mark" else HostAccess(call.name, accesses)]
     if kind == "seen":
         return [HostWait(event, queue, call.device_key, graph=call.graph)]
     if kind == "sync":

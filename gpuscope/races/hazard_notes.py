@@ -93,7 +93,7 @@ class HostAccess(NamedTuple):
     span: int | None = None
 
 
-class Memory(NamedTuple):
+class FreedMemory(NamedTuple):
     """Memory that was freed in the order of a queue, or given out again: of none, all is done.
 
     Attributes
@@ -112,10 +112,10 @@ class Memory(NamedTuple):
     is_given: bool = False
 
 
-class Mark(NamedTuple):
+class HostMark(NamedTuple):
     """A moment of the host's: what happens from the first one on is remembered."""
 
     name: str
 
 
-Note: TypeAlias = Work | Record | Wait | HostWait | Returned | HostAccess | Memory | Mark
+Note: TypeAlias = Work | Record | Wait | HostWait | Returned | HostAccess | FreedMemory | HostMark

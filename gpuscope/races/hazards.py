@@ -18,10 +18,10 @@ from gpuscope.device.accesses import Access
 from gpuscope.device.captured import Node
 from gpuscope.device.overlap import Shared, common, shared_bytes
 from gpuscope.races.hazard_notes import (
+    FreedMemory,
     HostAccess,
+    HostMark,
     HostWait,
-    Mark,
-    Memory,
     Note,
     Queue,
     Record,
@@ -194,7 +194,7 @@ class Detector:
             piece = Piece(self._host, note.name, note.span)
             self._keep(piece, note.accesses)
             self._check(piece, note.accesses)
-        elif isinstance(note, Mark):
+        elif isinstance(note, HostMark):
             self._kept = [] if self._kept is None else self._kept
             self._keep(Piece(self._host, note.name, None), (), is_mark=True)
         else:
@@ -293,7 +293,7 @@ class Detector:
         if len(memory.starts) > self._most_cells:
             self._forget()
 
-    def _change_hands(self, note: Memory) -> None:
+    def _change_hands(self, note: FreedMemory) -> None:
         """Mark who used memory that was freed, but for those whom its owner waits for."""
         memory, kept = self._memory, []
         cells = memory.touched(note.start, note.stop)

@@ -44,7 +44,7 @@ _IGNORED = {
 """Operators that touch no memory, or none that a stream orders."""
 
 
-class Tensor(Protocol):
+class TensorLike(Protocol):
     """What is asked of a tensor."""
 
     @property
@@ -71,7 +71,7 @@ class Tensor(Protocol):
 class Use(NamedTuple):
     """A tensor that an operator reads or writes."""
 
-    tensor: Tensor
+    tensor: TensorLike
     reads: bool
     writes: bool
 
@@ -127,7 +127,7 @@ class Operator(NamedTuple):
         return bool(args[position] if position < len(args) else kwargs.get("non_blocking"))
 
 
-def tensors_in(value: object) -> Iterator[Tensor]:
+def tensors_in(value: object) -> Iterator[TensorLike]:
     """Yield the tensors of an argument or a result."""
     if isinstance(value, list | tuple):
         for item in value:
@@ -136,7 +136,7 @@ def tensors_in(value: object) -> Iterator[Tensor]:
         yield value  # type: ignore[misc]  # a tensor, as far as anybody asks
 
 
-def storage_of(tensor: Tensor) -> int:
+def storage_of(tensor: TensorLike) -> int:
     """Return the address of a tensor's memory; something below 0 where it has none of its own."""
     try:
         address: int = tensor.untyped_storage().data_ptr()
@@ -179,7 +179,7 @@ def operator_of(function: Untyped) -> Operator | None:
     return Operator(schema.name, tuple(arguments), makes, name in _COPIES, waits_place)
 
 
-def gpu_of(tensor: Tensor) -> int | None:
+def gpu_of(tensor: TensorLike) -> int | None:
     """Return the ordinal of the GPU that holds a tensor; ``None``: the host does."""
     device = tensor.device
     return (device.index or 0) if device.type == "cuda" else None

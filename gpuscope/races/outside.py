@@ -34,7 +34,7 @@ def row_of_node(row: int, node: int) -> int:
     return row + _NODES * node
 
 
-class Calls:
+class OutsideCalls:
     """When other libraries' calls that were seen were made, on which threads."""
 
     def __init__(self) -> None:

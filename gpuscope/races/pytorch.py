@@ -18,8 +18,8 @@ from gpuscope.device.accesses import Access, accesses_of_tensor
 from gpuscope.device.captured import Captured
 from gpuscope.races import operators, pytorch_host
 from gpuscope.races.hazard_log import HazardLog, Streams
-from gpuscope.races.hazard_notes import HostAccess, HostWait, Memory, Queue, Wait, Work
-from gpuscope.races.operators import Operator, Tensor, Use
+from gpuscope.races.hazard_notes import FreedMemory, HostAccess, HostWait, Queue, Wait, Work
+from gpuscope.races.operators import Operator, TensorLike, Use
 from gpuscope.races.outside import row_of_node
 from gpuscope.races.wrapped import FAILED, wrapped
 
@@ -167,14 +167,14 @@ class PyTorch:
             if waits:
                 self._log.note(HostWait(queue=queue))
 
-    def _know(self, tensor: Tensor) -> int:
+    def _know(self, tensor: TensorLike) -> int:
         """Remember how large a tensor's memory is; returns its address."""
         storage = tensor.untyped_storage()
         start: int = storage.data_ptr()
         self._sizes[start] = storage.nbytes()
         return start
 
-    def _is_pinned(self, tensor: Tensor, *, from_now_on: bool) -> bool:
+    def _is_pinned(self, tensor: TensorLike, *, from_now_on: bool) -> bool:
         """Whether copies use a tensor's memory behind the host's back.
 
         PyTorch gives pinned memory out again only when the copies of who had it before have ended.
@@ -184,7 +184,7 @@ class PyTorch:
         known = self._pinned.get(start)
         if known is not None and known.expired():
             del self._pinned[start]
-            self._log.note(Memory(start, start + self._sizes.pop(start, 0)))
+            self._log.note(FreedMemory(start, start + self._sizes.pop(start, 0)))
             known = None
         if known is None and from_now_on and operators.is_pinned(storage):
             weak = self._torch.multiprocessing.reductions.StorageWeakRef
@@ -192,7 +192,7 @@ class PyTorch:
             self._know(tensor)
         return known is not None
 
-    def _is_page_locked(self, tensor: Tensor) -> bool:
+    def _is_page_locked(self, tensor: TensorLike) -> bool:
         """Whether a tensor is memory of the host that copies can use behind its back."""
         with self._lock, contextlib.suppress(RuntimeError, NotImplementedError):
             return operators.gpu_of(tensor) is None and self._is_pinned(tensor, from_now_on=True)
@@ -286,7 +286,7 @@ class PyTorch:
         queue = home or (kept_for[0] if kept_for else None)  # no home: made before
         nbytes = self._sizes.pop(start, 0)
         if nbytes and queue is not None:
-            self._log.note(Memory(start, start + nbytes, queue, kept_for))
+            self._log.note(FreedMemory(start, start + nbytes, queue, kept_for))
 
     # -- graphs -----------------------------------------------------------------------
     def _capture_began(self, graph: Untyped, result: object, _start_ns: int) -> None:

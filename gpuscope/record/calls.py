@@ -13,7 +13,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.views import PartitionView, StreamView
 from gpuscope.record.blocks import BlockSource
 from gpuscope.record.facts import partition_facts, stream_facts
-from gpuscope.record.order import Found, Order
+from gpuscope.record.order import CallOrder, Found
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import Row, Rows, call_row, keep, move, of_call, together, work_columns
 from gpuscope.record.source import Ended, Source
@@ -23,7 +23,7 @@ _KINDS = {"handle": "handle", "record": "event", "sync": "sync"}
 """Kinds of calls whose rows are not of kind ``"api"``."""
 
 
-class CallLog:
+class CallRecorder:
     """Observes devices: notes their calls, tells sources of them, and makes rows of them.
 
     Parameters
@@ -80,7 +80,7 @@ class CallLog:
         """Calls that are rows, and may still be among the open."""
         self._told: set[int | None] = set()
         """Executions, by their handles' calls, that were told last: each comes twice in a row."""
-        self._order = Order()
+        self._order = CallOrder()
         self._theirs = False
         """Whether the column ``correlation`` holds a source's numbers."""
         self.forgotten = 0

@@ -20,7 +20,7 @@ from typing import Any
 from gpuscope._fork import free_in_children
 from gpuscope._sites import site_here
 from gpuscope._threads import thread_number
-from gpuscope.record.ranges import Moment, RangeLog
+from gpuscope.record.ranges import RangeLog, RangeMoment
 
 Method = Callable[..., Any]
 _SHORT_NS = 10_000
@@ -31,7 +31,7 @@ _START = threading.Thread.start.__code__
 _lock = free_in_children(threading.Lock())
 _logs: tuple[RangeLog, ...] = ()
 """Of the recordings that ask."""
-_woken: dict[int, Moment | None] = {}
+_woken: dict[int, RangeMoment | None] = {}
 """A condition that a thread waits for → what woke one last."""
 _replaced: list[tuple[type, str, Method, Method]] = []
 """Whose method of which name was what, and is what now."""
@@ -73,8 +73,8 @@ def _bound(function: Method, like: Method) -> Method:
     return ours
 
 
-def _now(name: str) -> Moment:
-    return Moment(name, thread_number(), time.time_ns(), site_here())
+def _now(name: str) -> RangeMoment:
+    return RangeMoment(name, thread_number(), time.time_ns(), site_here())
 
 
 def _caller(otherwise: str) -> str:
@@ -92,7 +92,7 @@ def _caller(otherwise: str) -> str:
     return "" if is_starting else code.co_qualname.lower().replace(".", " ")
 
 
-def _note(name: str, since_ns: int, by: Moment | None = None) -> None:
+def _note(name: str, since_ns: int, by: RangeMoment | None = None) -> None:
     thread = vars(threading)["_active"].get(threading.get_ident())  # current_thread() adds others
     if name and not (thread and thread.name.startswith("gpuscope")):
         now = _now(name)
@@ -123,7 +123,9 @@ def _notify(notify: Method, self: Any, n: int = 1) -> None:
 def _start(start: Method, self: threading.Thread) -> None:
     by = _now("thread start")
     start(self)
-    begun = Moment("thread begins", self.native_id or 0, by.at_ns, 0)  # or later: it is before all
+    begun = RangeMoment(
+        "thread begins", self.native_id or 0, by.at_ns, 0
+    )  # or later: it is before all
     for log in _logs:
         log.thread_names[begun.thread] = self.name
         log.moments.append(("thread start", by, begun, None))

@@ -40,7 +40,7 @@ _Front = dict[_Queue, _Behind]
 _LEGACY = "legacy default stream"
 
 
-class Order:
+class CallOrder:
     """Follows the calls of a program, in the order in which they were made.
 
     Of each stream it knows its *front*: what work must end before what is queued next starts.

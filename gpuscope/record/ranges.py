@@ -16,7 +16,7 @@ from gpuscope.record.rows import Row, Rows, keep, move, noted_row, range_row
 from gpuscope.trace.metadata import NO_THREAD
 
 
-class Moment(NamedTuple):
+class RangeMoment(NamedTuple):
     """What a thread did when, and the number of the site."""
 
     name: str
@@ -25,7 +25,7 @@ class Moment(NamedTuple):
     site: int
 
 
-HandOver = tuple[str, Moment | None, Moment, int | None]
+HandOver = tuple[str, RangeMoment | None, RangeMoment, int | None]
 """Kind of an edge, what it leads from, if that is known, to what, and since when that waited."""
 
 
@@ -173,7 +173,12 @@ class RangeLog:
             self._read.append(number)
 
     def _add_moments(
-        self, edge: str, before: Moment | None, after: Moment, since_ns: int | None, rows: Rows
+        self,
+        edge: str,
+        before: RangeMoment | None,
+        after: RangeMoment,
+        since_ns: int | None,
+        rows: Rows,
     ) -> None:
         numbers = noted_row(next(self._numbers)), noted_row(next(self._numbers))
         for number, moment in zip(numbers, (before, after), strict=True):

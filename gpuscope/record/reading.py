@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from gpuscope._fork import free_in_children
 from gpuscope.device.device import Device
 from gpuscope.record.blocks import BlockSource
-from gpuscope.record.calls import CallLog
+from gpuscope.record.calls import CallRecorder
 from gpuscope.record.clock import ClockFit
 from gpuscope.record.observers import RecordingObserver
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
 from gpuscope.record.sampler import ClockSampler
 from gpuscope.record.source import Source
-from gpuscope.record.window import PATIENCE_S, Kept, Span
+from gpuscope.record.window import PATIENCE_S, KeptBatches, Span
 
 
 @dataclass(eq=False)
@@ -43,7 +43,7 @@ class Reading:
         Counts of what is missing: set by :meth:`account`.
     """
 
-    calls: CallLog
+    calls: CallRecorder
     ranges: RangeLog
     observers: tuple[RecordingObserver, ...]
     sources: list[Source]
@@ -54,7 +54,7 @@ class Reading:
     globaltimers: dict[str, ClockFit] = field(default_factory=dict)
     sampler: ClockSampler = field(init=False)
     lock: threading.Lock = field(default_factory=lambda: free_in_children(threading.Lock()))
-    kept: Kept = field(default_factory=Kept)
+    kept: KeptBatches = field(default_factory=KeptBatches)
     ending: tuple[int, int] | None = None
     waited: bool = True
     lost: dict[str, int] = field(default_factory=lambda: {"dropped": 0, "unmatched": 0})
@@ -69,7 +69,7 @@ class Reading:
         infos = [device.info for device in self.devices.copy().values()]
         return {info.index: info.uuid for info in infos if info.kind == "cuda"}
 
-    def collect(self, *, over: bool = False) -> Kept:
+    def collect(self, *, over: bool = False) -> KeptBatches:
         """Make batches of what is new; all of it, or where that fails none."""
         with self.lock:  # keeps batches in order; launches do not wait for it
             return self._collect(over=over)
@@ -82,7 +82,7 @@ class Reading:
             finally:
                 self.lock.release()
 
-    def _collect(self, *, over: bool) -> Kept:
+    def _collect(self, *, over: bool) -> KeptBatches:
         """Read, as the only one who does.
 
         What is read is handed out at one moment, by one assignment, and what is too old goes by

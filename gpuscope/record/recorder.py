@@ -19,7 +19,7 @@ from gpuscope._threads import thread_number
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
 from gpuscope.record import nvtx, ranges
-from gpuscope.record.calls import CallLog
+from gpuscope.record.calls import CallRecorder
 from gpuscope.record.facts import (
     clock_name,
     info_facts,
@@ -34,9 +34,9 @@ from gpuscope.record.observers import observers_for, to_all
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.reading import Reading
 from gpuscope.record.rows import Batch
-from gpuscope.record.source import Calibration, Ended, Journal, Options, Source, Tap
+from gpuscope.record.source import Calibration, Ended, NoteJournal, Options, Source, Tap
 from gpuscope.record.sources import start_sources
-from gpuscope.record.window import FULL, OVERFULL, Kept, Reader, Span, inside, note_of
+from gpuscope.record.window import FULL, OVERFULL, KeptBatches, Span, WindowReader, inside, note_of
 from gpuscope.trace import schema, valid
 from gpuscope.trace.combining import in_all
 from gpuscope.trace.facts import ClockFacts, KeptFacts, RankFacts, StreamFacts
@@ -94,13 +94,13 @@ class Recording:
         self.ranges = RangeLog(clock, thread, self._process)
         self.observers, self._notes = observers_for(self._options)
         note = to_all(self.observers)
-        self._calls = CallLog(self._source_of, self.ranges, self._process, note)
+        self._calls = CallRecorder(self._source_of, self.ranges, self._process, note)
         self._libraries = contextlib.ExitStack()
         self._span = Span(clock, None if self._simulated else time.monotonic_ns)
         by_key = {device.info.key: device for device in devices}
         read = (self._calls, self.ranges, self.observers, self.sources)
         self._reading = Reading(*read, by_key, self._span, self._options.keep_ns, self._notes)
-        self._reader: Reader | None = None  # where only the latest rows are kept
+        self._reader: WindowReader | None = None  # where only the latest rows are kept
         self._asks_for_sites = False
         self._trace: Trace | None = None
         self._rank: RankFacts | None = None  # kept: its process group may be gone at the end
@@ -150,7 +150,7 @@ class Recording:
         for observer in self.observers:
             observer.relieve_at(full, self._reading.relieve)
         if self._on_gpu:
-            self._reader = Reader(self.batches, keep_ns, self._notes)
+            self._reader = WindowReader(self.batches, keep_ns, self._notes)
             self._reader.start()
 
     def add(self, device: Device) -> None:
@@ -243,7 +243,7 @@ class Recording:
         """Return a trace of what was recorded so far. The recording continues."""
         return self._trace if self._trace is not None else self._join(self._reading.collect(), {})
 
-    def _join(self, kept: Kept, clocks: Mapping[str, Calibration]) -> Trace:
+    def _join(self, kept: KeptBatches, clocks: Mapping[str, Calibration]) -> Trace:
         spans = schema.concat([batch.spans for batch in kept.batches], schema.SPAN_TYPES)
         if not self._options.stacks:  # another recording may ask for sites
             spans = schema.with_column(spans, "site", pa.nulls(spans.num_rows))
@@ -313,7 +313,7 @@ class Recording:
         """
         return self.sources[0].tap() if self._is_untouched else None
 
-    def journal(self, path: Path) -> Journal | None:
+    def journal(self, path: Path) -> NoteJournal | None:
         """Let what comes wait in a new file until it is read, by :meth:`batches` part by part.
 
         Returns

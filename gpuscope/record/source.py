@@ -179,7 +179,7 @@ class Tap(Protocol):
         """Get no more."""
 
 
-class Journal(Protocol):
+class NoteJournal(Protocol):
     """Holds what a source is told in a file, until it is read, and for who looks before."""
 
     def advance(self, calls: Ended, metadata: TraceMetadata, /) -> None:
@@ -278,7 +278,7 @@ class Source:
         """Return what gets all that comes from now on, where another process can read it."""
         return None
 
-    def journal(self, path: Path) -> Journal | None:
+    def journal(self, path: Path) -> NoteJournal | None:
         """Let what comes from now on wait in a new file; ``None`` where nothing needs that."""
         del path
         return None

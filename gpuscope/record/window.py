@@ -27,7 +27,7 @@ PATIENCE_S = 0.01
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptBatches:
     """The batches that a recording has, and what it had; immutable.
 
     Attributes
@@ -48,13 +48,13 @@ class Kept:
     rows_left_out: int = 0
     edges_left_out: int = 0
 
-    def with_more(self, batches: Sequence[Batch]) -> Kept:
+    def with_more(self, batches: Sequence[Batch]) -> KeptBatches:
         """Return these and more, which are numbered."""
         numbered = enumerate(batches, self.next)
         more = [Batch(batch.spans, batch.edges, number) for number, batch in numbered]
         return replace(self, batches=(*self.batches, *more), next=self.next + len(more))
 
-    def since(self, since_ns: int) -> Kept:
+    def since(self, since_ns: int) -> KeptBatches:
         """Return what is left where batches go all of whose rows ended before a moment."""
         since_ns = max(since_ns, self.since_ns)
         gone = 0
@@ -88,7 +88,9 @@ class Kept:
         return list(self.batches[max(0, number - first) :])
 
 
-def inside(spans: pa.Table, edges: pa.Table, kept: Kept) -> tuple[pa.Table, pa.Table, Kept]:
+def inside(
+    spans: pa.Table, edges: pa.Table, kept: KeptBatches
+) -> tuple[pa.Table, pa.Table, KeptBatches]:
     """Return the rows that ended in time or have no end, the edges among them, and the counts.
 
     A row whose parent is left out has none.
@@ -179,7 +181,7 @@ class Span:
         return now_ns, now_ns if self._steady is None else self._steady()
 
 
-class Reader:
+class WindowReader:
     """Reads a recording on a thread of its own, so that what is kept moves on.
 
     Where no thread can start, all is read at the end.

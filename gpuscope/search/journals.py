@@ -15,7 +15,7 @@ from gpuscope import _locks
 from gpuscope._files import replacing
 
 
-class Journal:
+class PointJournal:
     """A stream of Arrow's to which each point is appended; locked while its writer lives."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:

@@ -17,8 +17,8 @@ from gpuscope.device.api import DeviceInfo
 from gpuscope.errors import GpuscopeError
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.search.grid import Point, Value
-from gpuscope.search.journals import Journal, seal
-from gpuscope.search.saved_points import Facts, MeasuredDevice, Saved, saved, schema_of
+from gpuscope.search.journals import PointJournal, seal
+from gpuscope.search.saved_points import MeasuredDevice, SavedPoints, SweepFacts, saved, schema_of
 from gpuscope.trace.run import Run
 
 Rows: TypeAlias = list[Row]
@@ -63,7 +63,7 @@ def is_whole(rows: Rows) -> bool:
     return not any(row["error"] for row in rows)
 
 
-class Points:
+class PointTable:
     """Rows of what was measured at points: in memory or, as each is finished, in a folder.
 
     Parameters
@@ -99,7 +99,7 @@ class Points:
         device: MeasuredDevice | None = None
         if info is not None:  # what must not change between measurements
             device = {"name": info.name, "sm_count": info.sm_count, "driver": info.driver}
-        self.facts: Facts = {
+        self.facts: SweepFacts = {
             "experiment": experiment.to_dict(),
             "parameters": {name: list(values) for name, values in parameters.items()},
             "order": list(parameters),
@@ -112,7 +112,7 @@ class Points:
         if self._folder is not None:
             make_folder(self._folder)
         self._unsaved: dict[int, Rows] = {}
-        self._journal: Journal | None = None
+        self._journal: PointJournal | None = None
         self.finished = self._there().numbers
         """Numbers of the measurements that need not be made, or not again."""
 
@@ -125,7 +125,7 @@ class Points:
             try:
                 if self._journal is None:
                     path = self._folder / f"{self._prefix}-{secrets.token_hex(4)}.arrows"
-                    self._journal = Journal(path, self._schema)
+                    self._journal = PointJournal(path, self._schema)
                 self._journal.write(self._table(rows))
             except OSError as error:
                 if self._journal is not None:
@@ -149,12 +149,12 @@ class Points:
             for path in self._folder.glob(f"{self._prefix}-*.arrows"):
                 seal(path)
 
-    def all(self) -> Saved:
+    def all(self) -> SavedPoints:
         """Return all rows, in memory: those of this process, and what is in the folder by now."""
         self.seal()
         there = self._there().select(self._schema.names)
         unsaved = [self._table(rows) for rows in self._unsaved.values()]
-        return Saved(self.facts, [pa.concat_tables([there, *unsaved])])
+        return SavedPoints(self.facts, [pa.concat_tables([there, *unsaved])])
 
     def rows(self) -> dict[int, Rows]:
         """Return all rows by the number of the measurement."""
@@ -171,10 +171,10 @@ class Points:
         ]
         return pa.Table.from_pylist(plain, schema=self._schema)
 
-    def _there(self) -> Saved:
+    def _there(self) -> SavedPoints:
         """Return what is in the folder; it has to be of the same sweep."""
         if self._folder is None:
-            return Saved(self.facts, [])
+            return SavedPoints(self.facts, [])
         there, wanted = saved(self._folder, self._prefix), json.loads(json.dumps(self.facts))
         differs = [] if there is None else list(_differences(there.facts, wanted))
         if differs:
@@ -184,7 +184,7 @@ class Points:
                 f"{'; '.join(differs[:3])}{more}. Choose another folder (--out, "
                 "path=), or run the same sweep"
             )
-        return there or Saved(self.facts, [])
+        return there or SavedPoints(self.facts, [])
 
 
 def _differences(there: object, now: object, path: str = "") -> Iterator[str]:

@@ -38,7 +38,7 @@ class MeasuredDevice(TypedDict):
     driver: str | None
 
 
-class Facts(TypedDict):
+class SweepFacts(TypedDict):
     """What was measured, where: the same for all points of a folder.
 
     ``device`` is ``None`` where GPUs may differ, as ``reference`` is measured on each.
@@ -51,7 +51,7 @@ class Facts(TypedDict):
     reference: dict[str, Any] | None
 
 
-def schema_of(facts: Facts) -> pa.Schema:
+def schema_of(facts: SweepFacts) -> pa.Schema:
     """Return the columns of all points; the facts stand in the metadata."""
     types = {name: _type(facts["parameters"][name]) for name in facts["order"]}
     texts = {"gpu": pa.string(), "error": pa.string()}
@@ -68,7 +68,7 @@ def _type(values: Sequence[Value]) -> pa.DataType:
         return pa.string()
 
 
-class Saved:
+class SavedPoints:
     """The points of one sweep, each once: their rows are read when they are asked for.
 
     Attributes
@@ -87,7 +87,7 @@ class Saved:
         A file is damaged.
     """
 
-    def __init__(self, facts: Facts, parts: Iterable[pa.Table | Path]) -> None:
+    def __init__(self, facts: SweepFacts, parts: Iterable[pa.Table | Path]) -> None:
         self.facts = facts
         self.parts: list[pa.Table | Path] = []
         self.numbers: set[int] = set()
@@ -148,7 +148,7 @@ def _as_now(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     return converted
 
 
-def saved(folder: Path, prefix: str) -> Saved | None:
+def saved(folder: Path, prefix: str) -> SavedPoints | None:
     """Return what :class:`Points` of this prefix have kept in a folder, if there is any.
 
     Raises
@@ -158,7 +158,7 @@ def saved(folder: Path, prefix: str) -> Saved | None:
     """
     for attempt in range(_ATTEMPTS):
         parts: dict[Path, pa.Table | Path] = {}
-        facts: list[Facts] = []
+        facts: list[SweepFacts] = []
         try:
             for journal in sorted(folder.glob(f"{prefix}-*.arrows")):
                 with _readable(journal):
@@ -179,7 +179,7 @@ def saved(folder: Path, prefix: str) -> Saved | None:
                 raise GpuscopeError(
                     f"{folder.name!r} holds points of several sweeps: move those of the others away"
                 )
-            return Saved(facts[0], parts.values()) if parts else None
+            return SavedPoints(facts[0], parts.values()) if parts else None
         except FileNotFoundError as error:  # a journal has just become a Parquet file
             if attempt == _ATTEMPTS - 1:
                 raise GpuscopeError(
@@ -191,8 +191,8 @@ def saved(folder: Path, prefix: str) -> Saved | None:
     return None
 
 
-def _facts(schema: pa.Schema) -> Facts:
-    facts = msgspec.convert(_foreign.loads(schema.metadata[_KEY]), Facts)
+def _facts(schema: pa.Schema) -> SweepFacts:
+    facts = msgspec.convert(_foreign.loads(schema.metadata[_KEY]), SweepFacts)
     if set(facts["order"]) != set(facts["parameters"]):
         raise ValueError("its parameters are in no order")
     return facts

@@ -28,7 +28,7 @@ from gpuscope.record.facts import versions
 from gpuscope.search.candidates import candidates_of
 from gpuscope.search.forecasters import forecaster_for, no_forecasts
 from gpuscope.search.grid import Value
-from gpuscope.search.points import Points, Rows, is_whole, rows_of
+from gpuscope.search.points import PointTable, Rows, is_whole, rows_of
 from gpuscope.search.scale_out import Team
 from gpuscope.search.series import Plan, Series
 from gpuscope.search.tune_result import TuneResult
@@ -84,14 +84,14 @@ class Search:
             raise InvalidPartition(self.candidates[0].error)
         self.width = max(FEWEST, math.ceil(len(self.able) / 5))
         self.most = max(FEWEST * self.repeats, len(self.able) * self.repeats // 3)
-        points = partial(Points, experiment=self.experiment, parameters=self.parameters)
+        points = partial(PointTable, experiment=self.experiment, parameters=self.parameters)
         self.measured = points("turn", info=device.info, path=self.folder)
         self.rows = self.measured.rows()
         self.forecaster, self.forecasts = forecaster_for(
             self.experiment, device, self.parameters, self.gpu_profile
         )
         simulated = None if self.forecaster is None else self.forecaster.device
-        self.forecast: Points | None = None
+        self.forecast: PointTable | None = None
         self.forecast_rows: dict[int, Rows] = {}
         if simulated is not None:
             self.forecast = points("forecast", info=simulated.info, path=self.folder)

@@ -27,8 +27,8 @@ from gpuscope.experiments.experiment import Description, Experiment, as_experime
 from gpuscope.experiments.runner import Viewer
 from gpuscope.search.candidates import due
 from gpuscope.search.grid import Varied, checked, labelled, points_of
-from gpuscope.search.points import Points, Rows, is_whole, rows_of
-from gpuscope.search.saved_points import Saved, saved
+from gpuscope.search.points import PointTable, Rows, is_whole, rows_of
+from gpuscope.search.saved_points import SavedPoints, saved
 from gpuscope.search.series import Plan, Series, as_far_as_measured, place_of
 
 _PREFIX, _REFERENCE = "point", "reference"
@@ -135,7 +135,7 @@ def sweep(
             for number, (planned, of) in enumerate(due(described, points, runs_on.layout))
         }
         same = runs_on.info if measured_on is None else None
-        measured = Points(_PREFIX, described, values, same, path, reference=measured_on)
+        measured = PointTable(_PREFIX, described, values, same, path, reference=measured_on)
         references = _References(measured_on, path)
         _check_inside(measured.finished, len(points), path)
         wanted = range(len(points))[part]
@@ -232,7 +232,7 @@ def _check_inside(numbers: set[int], length: int, path: str | Path | None) -> No
 
 
 def _result(
-    points: Saved, wanted: range, finished: Collection[int], speeds: tuple[Speed, ...]
+    points: SavedPoints, wanted: range, finished: Collection[int], speeds: tuple[Speed, ...]
 ) -> SweepResult:
     """Return what there is of the points that were wanted.
 
@@ -279,9 +279,9 @@ class _References:
         self._experiment = experiment
         self._token = secrets.token_hex(4)
         self.counts: Counter[str] = Counter()
-        self._points: Points | None = None
+        self._points: PointTable | None = None
         if experiment is not None:
-            self._points = Points(_REFERENCE, experiment, {}, None, path)
+            self._points = PointTable(_REFERENCE, experiment, {}, None, path)
 
     def plan(self, when: str) -> dict[int, Plan[Rows]]:
         """Return what each process measures once on each GPU; nothing without a reference."""
@@ -310,7 +310,7 @@ class _References:
         return () if self._points is None else _speeds(self._points.all())
 
 
-def _speeds(points: Saved) -> tuple[Speed, ...]:
+def _speeds(points: SavedPoints) -> tuple[Speed, ...]:
     rates: dict[str, list[float]] = {}
     wanted = next(iter(points.facts["experiment"]["workloads"]))
     for row in points.select(["workload", "gpu", "calls_per_s"]).to_pylist():

@@ -18,7 +18,7 @@ from gpuscope.errors import CapabilityError, InvalidArgument, MissingEvidence
 from gpuscope.simulator.models.kernel_model import RecordedKernel
 from gpuscope.simulator.models.known import Known, known_of
 from gpuscope.simulator.models.launch import Launch
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.context import Passed
@@ -59,7 +59,7 @@ def finished_rows(trace: Trace) -> list[Row]:
     return sorted(table.to_pylist(), key=lambda row: (row["start_ns"], row["id"]))
 
 
-def check_gpu(trace: Trace, profile: Profile) -> None:
+def check_gpu(trace: Trace, profile: GpuProfile) -> None:
     """Refuse a trace of another GPU than a profile's.
 
     Raises
@@ -90,7 +90,7 @@ class Recorded:
     def __init__(
         self,
         trace: Trace,
-        profile: Profile,
+        profile: GpuProfile,
         second: Trace | None = None,
         sm_counts: Mapping[str, int] | None = None,
     ) -> None:
@@ -233,7 +233,7 @@ class RecordedWork(Handle):
                 f"{self.device.info.key} cannot run a recording, which holds no code: open a "
                 "simulated GPU, such as sim:h200"
             )
-        profile = Profile.load(self.device.info.key.removeprefix("sim:"))
+        profile = GpuProfile.load(self.device.info.key.removeprefix("sim:"))
         known = Recorded(trace, profile, second)
         rows = [
             row

@@ -20,13 +20,13 @@ LINES = 4
 """Of calls that overlap, in a lane; calls that find no line are drawn in columns."""
 
 
-class Seen(NamedTuple):
+class SeenCalls(NamedTuple):
     """Calls, and the parts of their time in order.
 
     Attributes
     ----------
     call
-        Positions in :class:`Calls`.
+        Positions in :class:`TrackedCalls`.
     first
         Call → its first part; and the number of parts.
     length_ns, kind, cause
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
     cause: Array
 
 
-class Calls:
+class TrackedCalls:
     """Calls in order of their tracks and starts.
 
     A call is that of a handle, from entering ``execute()`` until the host saw it done, on the track
@@ -80,7 +80,7 @@ class Calls:
 
     @classmethod
     @cache
-    def none(cls) -> Calls:
+    def none(cls) -> TrackedCalls:
         """Return those of a trace without rows."""
         return cls(Trace.from_columns({}), np.zeros(0, np.int64))
 
@@ -159,7 +159,7 @@ class Calls:
                 self._parts[call] = parts
         return parts
 
-    def seen(self, calls: Sequence[Array], *, keep: bool = True) -> Seen:
+    def seen(self, calls: Sequence[Array], *, keep: bool = True) -> SeenCalls:
         """Return calls with their parts.
 
         Parameters
@@ -171,7 +171,7 @@ class Calls:
         parts = [self._parts_of(at, keep=keep) for at in call.tolist()]
         every = [part for of_call in parts for part in of_call]
         causes = np.array([-1 if part.span is None else part.span for part in every], np.int64)
-        return Seen(
+        return SeenCalls(
             call,
             np.r_[0, np.cumsum([len(of_call) for of_call in parts], dtype=np.int64)],
             np.array([part.duration_ns for part in every], np.int64),

@@ -258,7 +258,7 @@ def resampled(values: Array, count: int) -> Array:
     return np.round(np.diff(summed, axis=1) * (count / values.shape[1]), 9)
 
 
-class Marks(NamedTuple):
+class MarkColumns(NamedTuple):
     """Marks above rows: of which, in which column, and for how many each stands."""
 
     row: Array
@@ -266,7 +266,7 @@ class Marks(NamedTuple):
     number: Array
 
 
-def marks(counts: Array, columns: int) -> Marks:
+def marks(counts: Array, columns: int) -> MarkColumns:
     """Return where marks stand: those of ``columns`` merge into the first of them.
 
     Parameters
@@ -278,4 +278,4 @@ def marks(counts: Array, columns: int) -> Marks:
     block = row * counts.shape[1] + column // columns
     _, first, number = np.unique(block, return_index=True, return_inverse=True)
     merged = np.bincount(number, counts[row, column], len(first)).astype(np.int64)
-    return Marks(row[first], column[first], merged)
+    return MarkColumns(row[first], column[first], merged)

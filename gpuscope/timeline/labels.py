@@ -14,12 +14,12 @@ from gpuscope.timeline.readings import CLOCK, DOWNLOAD, THROTTLED, UPLOAD
 from gpuscope.timeline.style import KIND_STYLES
 from gpuscope.timeline.text import clean
 from gpuscope.trace.model import Trace
-from gpuscope.trace.tracks import ON_PATH, Group, Layout, TrackKey
+from gpuscope.trace.tracks import ON_PATH, Group, TrackKey, TrackLayout
 
 MAX_TRACKS = 100
 """Tracks that a page can show legibly; the busiest stay."""
 _ON_HOST = ("process", "thread")
-LAYOUT = Layout(
+LAYOUT = TrackLayout(
     {
         "range": Group.RANGES,
         "mark": Group.RANGES,

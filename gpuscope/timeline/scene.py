@@ -15,12 +15,12 @@ import numpy as np
 
 from gpuscope._types import Array, Bools
 from gpuscope.errors import InvalidArgument
-from gpuscope.timeline.columns import Columns, Marks, columns_of, marks, spans_from
+from gpuscope.timeline.columns import Columns, MarkColumns, columns_of, marks, spans_from
 from gpuscope.timeline.index import OPEN_NS, Index
 from gpuscope.timeline.labels import Class, Track, busiest, folded
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.timeline.waiting import Waiting, waiting_of
-from gpuscope.timeline.waits import Waits
+from gpuscope.timeline.waits import WaitColumns
 
 LANES = 8
 """Lines inside a track for spans that overlap or nest; what is deeper shares the last."""
@@ -152,7 +152,7 @@ class Scene:
             index=Index(nothing, nothing, nothing),
             coded={"name": names.chosen(self.rows)},
             escaped=nothing,
-            waits=Waits.none(),
+            waits=WaitColumns.none(),
             calls=None,
             _columns={},
         )
@@ -191,7 +191,7 @@ class Scene:
         """What calls waited for, in the lanes below their tracks."""
         return waiting_of(self.tracks, self.shown, self.window_ns, self.columns.edges)
 
-    def marks(self, columns: int) -> dict[str, Marks]:
+    def marks(self, columns: int) -> dict[str, MarkColumns]:
         """Return what is marked above tracks: escapes, and works of hazards, where they start.
 
         Those of so many columns merge.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.timeline.calls import Calls
+from gpuscope.timeline.calls import TrackedCalls
 from gpuscope.timeline.labels import Track
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.timeline.waiting import PartClass, classed
@@ -84,7 +84,7 @@ def _kept(tracks: Tracks, window_ns: tuple[int, int]) -> dict[str, tuple[int, in
 def _calls(
     tracks: Tracks, window_ns: tuple[int, int]
 ) -> tuple[dict[str, Array], dict[PartClass, int], int | None]:
-    calls = tracks.calls or Calls.none()
+    calls = tracks.calls or TrackedCalls.none()
     inside = np.flatnonzero((calls.start_ns >= window_ns[0]) & (calls.end_ns <= window_ns[1]))
     latency: dict[str, Array] = {}
     workload = [tracks.coded[name] for name in ("category", "name")]

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope._types import Array
-from gpuscope.timeline.calls import Calls
+from gpuscope.timeline.calls import TrackedCalls
 from gpuscope.timeline.columns import Missing, Row, missing_in, seen_in
 from gpuscope.timeline.grown import Coded, Grown
 from gpuscope.timeline.index import OPEN_NS, Index
 from gpuscope.timeline.labels import LAYOUT, Class, Places, Track, in_order, labelled
 from gpuscope.timeline.readings import BESIDE, as_bars
 from gpuscope.timeline.style import KIND_STYLES
-from gpuscope.timeline.waits import Waits
+from gpuscope.timeline.waits import WaitColumns
 from gpuscope.trace.columns import codes, combined, outside
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
@@ -87,11 +87,11 @@ class Tracks:
     busy_ns: Array
     escaped: Array
     coded: dict[str, Coded]
-    waits: Waits
+    waits: WaitColumns
     _columns: dict[str, Grown]
     _keys: dict[TrackKey, int]
     _sole_process: int | None
-    calls: Calls | None = None
+    calls: TrackedCalls | None = None
 
     @classmethod
     def of(cls, trace: Trace) -> Tracks:
@@ -110,13 +110,13 @@ class Tracks:
             nothing,
             nothing,
             {name: Coded.empty() for name in _CODED},
-            Waits.none(),
+            WaitColumns.none(),
             columns,
             {},
             None,
         )
         tracks = empty.extended(trace.spans, trace.edges, named(trace).metadata)
-        return replace(tracks, calls=Calls(trace, tracks.track))
+        return replace(tracks, calls=TrackedCalls(trace, tracks.track))
 
     def __len__(self) -> int:
         """Rows, also those that are not drawn."""

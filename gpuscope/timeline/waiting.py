@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuscope._types import Array, Bools
 from gpuscope.analysis.part import PartKind
-from gpuscope.timeline.calls import Calls
+from gpuscope.timeline.calls import TrackedCalls
 from gpuscope.timeline.columns import step_of
 from gpuscope.timeline.labels import Track
 from gpuscope.timeline.tracks import Tracks
@@ -101,7 +101,7 @@ def waiting_of(
     tracks: Tracks, shown: Sequence[Track], window_ns: tuple[int, int], edges: Array
 ) -> Waiting:
     """Return the calls that lanes draw of a window: those in view, or the longest by column."""
-    calls = tracks.calls or Calls.none()
+    calls = tracks.calls or TrackedCalls.none()
     spans_from, lines = np.full(len(shown), np.inf), [1] * len(shown)
     chosen, places = [], []
     for at, track in enumerate(shown):

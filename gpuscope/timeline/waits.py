@@ -14,7 +14,7 @@ _WAITS = ("event wait", "collective")
 
 
 @dataclass(frozen=True)
-class Waits:
+class WaitColumns:
     """Which rows waited for others.
 
     Attributes
@@ -34,12 +34,12 @@ class Waits:
     _count: int
 
     @classmethod
-    def none(cls) -> Waits:
+    def none(cls) -> WaitColumns:
         """Return those of no rows."""
         nothing = np.zeros(0, np.int64)
         return cls(nothing, nothing, nothing.astype(bool), np.zeros((3, 0), np.int64), (), 0)
 
-    def extended(self, ids: Array, edges: pa.Table) -> Waits:
+    def extended(self, ids: Array, edges: pa.Table) -> WaitColumns:
         """Return them with those of more edges.
 
         Parameters
@@ -67,7 +67,7 @@ class Waits:
             at = np.minimum(np.searchsorted(held, ends), len(held) - 1)
             rows_of = np.where(held[at] == ends, row[at], rows_of)
         known = (rows_of >= 0).all(axis=0)
-        return Waits(
+        return WaitColumns(
             np.concatenate([self.cause, rows_of[0, known]]),
             np.concatenate([self.effect, rows_of[1, known]]),
             np.concatenate([self.joint, pending[2, known] > 0]),

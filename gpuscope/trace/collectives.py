@@ -35,7 +35,7 @@ _WHAT_TO_DO = (
 )
 
 
-class Part(NamedTuple):
+class RankPart(NamedTuple):
     """What one rank did of a collective.
 
     Attributes
@@ -67,7 +67,7 @@ class Part(NamedTuple):
     what: str
 
 
-Parts: TypeAlias = "dict[int, Part]"
+Parts: TypeAlias = "dict[int, RankPart]"
 """Rank → its part in one collective."""
 
 
@@ -95,7 +95,7 @@ def is_nccl(names: Sequence[str | None]) -> Bools:
     return np.array([_NCCL.match(name or "") is not None for name in names], bool)
 
 
-def parts(trace: Trace) -> tuple[list[Part], int]:
+def parts(trace: Trace) -> tuple[list[RankPart], int]:
     """Return the parts that ranks took in collectives, and how many kernels of NCCL are in none.
 
     A handle's call says which collective it is; its work is what its launches lead to. Kernels of
@@ -113,9 +113,9 @@ def parts(trace: Trace) -> tuple[list[Part], int]:
     process, nbytes = trace.array("process", fill=-1), trace.array("nbytes", fill=0)
     config, configs = codes(spans.column("launch_config"))
 
-    def part(rows: Collection[int], facts: CollectiveFacts, *, stream: bool) -> Part:
+    def part(rows: Collection[int], facts: CollectiveFacts, *, stream: bool) -> RankPart:
         first = min(rows, key=lambda row: int(starts[row]))
-        return Part(
+        return RankPart(
             int(process[first]) if process[first] >= 0 else None, facts, int(ids[first]),
             int(starts[first]), max(int(ends[row]) for row in rows),
             (int(devices[first]), int(streams[first])) if stream else None,
@@ -124,7 +124,7 @@ def parts(trace: Trace) -> tuple[list[Part], int]:
         )  # fmt: skip
 
     streams, devices = trace.array("stream", fill=-1), trace.array("device", fill=-1)
-    in_sets: list[Part] = []
+    in_sets: list[RankPart] = []
     taken = np.zeros(len(trace), bool)
     for facts, rows in _of_handles(trace):
         work = [row for row in rows if is_kernel[row]]
@@ -166,7 +166,7 @@ def _of_handles(trace: Trace) -> list[tuple[CollectiveFacts, list[int]]]:
 
 
 def matched(
-    ranks: Mapping[int, Sequence[Part]],
+    ranks: Mapping[int, Sequence[RankPart]],
     complete: Mapping[int, bool],
     clocks: Mapping[int, tuple[int, int]],
 ) -> Matching:
@@ -185,9 +185,9 @@ def matched(
         Ranks disagree on what a collective is, or a complete trace lacks one.
     """
     by_facts: dict[tuple[str, int], Parts] = {}
-    by_stream: dict[int, dict[tuple[int, int], list[Part]]] = {}
+    by_stream: dict[int, dict[tuple[int, int], list[RankPart]]] = {}
     for rank, own_parts in sorted(ranks.items()):
-        streams: dict[tuple[int, int], list[Part]] = defaultdict(list)
+        streams: dict[tuple[int, int], list[RankPart]] = defaultdict(list)
         for part in own_parts:
             if part.stream is not None:
                 streams[part.stream].append(part)
@@ -234,7 +234,7 @@ def _check(by_facts: Mapping[tuple[str, int], Parts], complete: Mapping[int, boo
 
 
 def _of_streams(
-    ranks: Mapping[int, Mapping[tuple[int, int], Sequence[Part]]],
+    ranks: Mapping[int, Mapping[tuple[int, int], Sequence[RankPart]]],
     clocks: Mapping[int, tuple[int, int]],
 ) -> tuple[list[Parts], tuple[str, ...]]:
     """Match kernels of streams by their order, where only one shift of it is possible."""
@@ -273,12 +273,12 @@ def _of_streams(
     return list(sets.values()), tuple(notes)
 
 
-def _sequence(kernels: Sequence[Part]) -> KernelSequence:
+def _sequence(kernels: Sequence[RankPart]) -> KernelSequence:
     starts, ends = (np.array([getattr(part, name) for part in kernels]) for name in _TIMES)
     return KernelSequence([part.what for part in kernels], starts, ends)
 
 
-def _why_not(base: int, rank: int, kernels: Sequence[Part], count: int) -> str:
+def _why_not(base: int, rank: int, kernels: Sequence[RankPart], count: int) -> str:
     """Say why kernels of a stream of the first rank were not matched with another rank's."""
     about = (
         f"NCCL's collectives on a stream ({len(kernels):,} × {clean(kernels[0].name, 60)}) of "

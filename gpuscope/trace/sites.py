@@ -11,7 +11,7 @@ CELL = "cell In["
 """What the file of a line begins with where that is a cell of a notebook, ``"cell In[3]"``."""
 
 
-class Line(NamedTuple):
+class SiteLine(NamedTuple):
     """One line of a site."""
 
     file: str
@@ -29,11 +29,11 @@ class Line(NamedTuple):
         return self.file.startswith(CELL)
 
 
-_decode = msgspec.json.Decoder(tuple[Line, ...]).decode
+_decode = msgspec.json.Decoder(tuple[SiteLine, ...]).decode
 
 
 @cache
-def lines_of(site: str | None) -> tuple[Line, ...]:
+def lines_of(site: str | None) -> tuple[SiteLine, ...]:
     """Return a site's lines, innermost first; none of what is no site."""
     try:
         return _decode(site) if site else ()

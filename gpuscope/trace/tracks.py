@@ -1,6 +1,6 @@
 """On which track each span stands: rows grouped by what tells tracks apart.
 
-Figures draw these tracks and exporters number them; each states by a :class:`Layout` which
+Figures draw these tracks and exporters number them; each states by a :class:`TrackLayout` which
 kinds of spans share a track. How tracks are drawn, named or numbered is not decided here.
 """
 
@@ -71,7 +71,7 @@ KEY_COLUMNS = TrackKey._fields[1:]
 
 
 @dataclass(frozen=True)
-class Layout:
+class TrackLayout:
     """Which spans share a track.
 
     Attributes

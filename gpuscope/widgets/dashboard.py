@@ -23,11 +23,11 @@ from gpuscope.widgets.as_code import carving, gpuscope_code
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.form import Form, experiment_of
 from gpuscope.widgets.presets import PRESETS
-from gpuscope.widgets.runbar import Estimate, RunBar, in_words, said_of
+from gpuscope.widgets.runbar import EndEstimate, RunBar, in_words, said_of
 from gpuscope.widgets.saved import DisplayHandle, display, page_of, saved_page
 from gpuscope.widgets.saving import EXPORTS, REPORT, save, slug
-from gpuscope.widgets.shown import Shown
-from gpuscope.widgets.work import Work
+from gpuscope.widgets.shown import ShownRuns
+from gpuscope.widgets.work import BackgroundTask
 
 PERIOD_S = 0.2
 """How far a run is, is told at most this often."""
@@ -94,7 +94,9 @@ class Dashboard:
         self._kept: DisplayHandle | None = None  # its place in the notebook
         self._kept_page = ""
         self.run: Run | None = None
-        self._shown = Shown(self._reopen, lambda: self.form.carver.colors, self._keep, self._lock)
+        self._shown = ShownRuns(
+            self._reopen, lambda: self.form.carver.colors, self._keep, self._lock
+        )
         self.timeline, self.pins = self._shown.timeline, self._shown.pins
         self.verdict, self.results = self._shown.verdict, self._shown.results
         self.devices = DevicePicker(device, lock=self._lock)
@@ -115,7 +117,7 @@ class Dashboard:
             [*PRESETS],
             lock=self._lock,
         )
-        self._work = Work(self.bar, self._enable, self._lock)
+        self._work = BackgroundTask(self.bar, self._enable, self._lock)
         self.form = Form(
             experiment_of(experiment), self.devices.opened, self._changed, self.bar.say, self._lock
         )
@@ -243,7 +245,7 @@ class Dashboard:
     # -- the run's own thread ---------------------------------------------------------
     def _run(self, experiment: Experiment, stop: threading.Event) -> None:
         problem, done = "", None
-        estimate, newest = Estimate(experiment, time.monotonic), deque[Progress](maxlen=1)
+        estimate, newest = EndEstimate(experiment, time.monotonic), deque[Progress](maxlen=1)
         live = RedrawScheduler(
             lambda: self._tell_live(experiment, estimate, newest[0]),
             failed=self._live_failed,
@@ -263,7 +265,7 @@ class Dashboard:
             live.close()
         self._finish(done, problem)
 
-    def _tell_live(self, experiment: Experiment, estimate: Estimate, progress: Progress) -> None:
+    def _tell_live(self, experiment: Experiment, estimate: EndEstimate, progress: Progress) -> None:
         share, left_s = estimate.at(progress)
         words = f"Running: {progress.done:,} of {progress.total:,} timed calls."
         if progress.phase != "together":

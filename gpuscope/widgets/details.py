@@ -31,7 +31,7 @@ from gpuscope.timeline.waiting import PartClass, classed
 from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import named, plain_names
-from gpuscope.trace.sites import Line, lines_of
+from gpuscope.trace.sites import SiteLine, lines_of
 from gpuscope.widgets.base import script, static
 
 _RELATED = 12
@@ -40,7 +40,7 @@ _AROUND = 2
 """Lines of source that are shown before and behind that of a call."""
 
 
-class Facts(TypedDict):
+class SpanDetails(TypedDict):
     """What the dock shows of a span: plain text, to be shown as text.
 
     ``parts`` has words, time in µs, share, colour and pattern of each part of its time, which add
@@ -74,7 +74,7 @@ class Details(anywidget.AnyWidget):
     facts = traitlets.Dict(None, allow_none=True, read_only=True).tag(sync=True)
     """What :func:`describe` says of the selected span; ``None`` shows nothing."""
 
-    def show(self, facts: Facts, tell: Tell) -> None:
+    def show(self, facts: SpanDetails, tell: Tell) -> None:
         """Show facts; what ``tell`` returns follows, as that may take a while."""
         self.set_trait("facts", facts)
         telling = threading.Thread(
@@ -83,7 +83,7 @@ class Details(anywidget.AnyWidget):
         if not start(telling):
             telling.run()
 
-    def _tell(self, facts: Facts, tell: Tell) -> None:
+    def _tell(self, facts: SpanDetails, tell: Tell) -> None:
         more = tell()
         if self.facts is facts:  # else another is shown by now
             self.set_trait("facts", {**facts, **more})
@@ -93,7 +93,7 @@ class Details(anywidget.AnyWidget):
         self.set_trait("facts", None)
 
 
-def describe(trace: Trace, row: int) -> Facts:
+def describe(trace: Trace, row: int) -> SpanDetails:
     """Collect what a trace knows of one span, without what its time consists of.
 
     Parameters
@@ -134,7 +134,7 @@ def describe(trace: Trace, row: int) -> Facts:
     }
 
 
-def _source_of(line: Line) -> tuple[str, list[tuple[str, str]]]:
+def _source_of(line: SiteLine) -> tuple[str, list[tuple[str, str]]]:
     """Return where a call was made, and the source around it where this machine has the file."""
     source = [text.rstrip() for text in linecache.getlines(str(path_of(line.file)))]
     first = max(0, line.line - 1 - _AROUND)
@@ -174,7 +174,7 @@ def _shares(
     return {"parts": parts, "total": f"{total / 1e3:,.3f}"}
 
 
-def of_stretch(window_ns: tuple[int, int], zero_ns: int) -> Facts:
+def of_stretch(window_ns: tuple[int, int], zero_ns: int) -> SpanDetails:
     """Return what is known at once of a stretch of time."""
     low, high = ((edge - zero_ns) / 1e3 for edge in window_ns)
     return {

@@ -17,7 +17,7 @@ from gpuscope.timeline.text import clean
 from gpuscope.widgets.carver import PartitionCarver
 from gpuscope.widgets.presets import TEMPLATE
 from gpuscope.widgets.proposal import NAME_LIMIT
-from gpuscope.widgets.runbar import Estimate
+from gpuscope.widgets.runbar import EndEstimate
 from gpuscope.widgets.table import Values
 from gpuscope.widgets.tables import WHOLE_GPU, StreamTable, WorkloadTable
 
@@ -270,7 +270,7 @@ class Form:
                 described = self.described()
                 described["partitions"] = dict.fromkeys(self._homes, 1) | described["partitions"]
                 experiment = Experiment.from_dict(described)
-                self._lasts_s = Estimate(experiment, time.monotonic).planned_s
+                self._lasts_s = EndEstimate(experiment, time.monotonic).planned_s
             except InvalidExperiment as error:
                 problems = error.problems
                 shown = ("streams", "workloads")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from gpuscope._threads import start
 from gpuscope.record.recorder import Recording
 from gpuscope.record.source import Tap
-from gpuscope.timeline.canvas.snapshot import Painted, Wanted
+from gpuscope.timeline.canvas.snapshot import Painted, WantedFrame
 from gpuscope.trace import schema, valid
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.painter import Painter, PainterGone, get_painter, give_back
@@ -146,7 +146,7 @@ class FarPump(Pump):
         recording: Recording,
         tap: Tap,
         *,
-        wanted: Callable[[], Wanted],
+        wanted: Callable[[], WantedFrame],
         painted: Callable[[Painted], None],
         ended: Callable[[], None],
         lost: Callable[[Exception], None],

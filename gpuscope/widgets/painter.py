@@ -25,11 +25,11 @@ from gpuscope import _child
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import NVTX_INJECTION
 from gpuscope._types import Array
-from gpuscope.record.cupti.afar import Reader
+from gpuscope.record.cupti.afar import RemoteReader
 from gpuscope.record.cupti.places import Known
 from gpuscope.record.source import Ended, Tap
 from gpuscope.timeline.canvas.compose import compose_frame
-from gpuscope.timeline.canvas.snapshot import MARGIN, Painted, Wanted
+from gpuscope.timeline.canvas.snapshot import MARGIN, Painted, WantedFrame
 from gpuscope.timeline.canvas.state import TimelineState
 from gpuscope.timeline.canvas.window import widened
 from gpuscope.trace.metadata import TraceMetadata
@@ -100,7 +100,7 @@ class Painter:
         tap: Tap,
         calls: Ended,
         metadata: TraceMetadata | None,
-        wanted: Wanted,
+        wanted: WantedFrame,
         stopped: Callable[[], bool],
     ) -> Painted | None:
         """Hand over what is new, and return a frame if one is wanted and shows something new.
@@ -200,7 +200,7 @@ def serve() -> None:
         while wire.poll(_IDLE_S):
             message = wire.recv()
             if not isinstance(message, tuple):
-                easel = Easel(Reader(message, lambda *what: _ask(wire, what)))
+                easel = Easel(RemoteReader(message, lambda *what: _ask(wire, what)))
                 continue
             assert easel is not None  # noqa: S101 - a recording comes first
             count, calls, *news = message
@@ -220,11 +220,11 @@ def _ask(wire: Connection, what: tuple[str, int, int]) -> str:
 class Easel:
     """What there is of a recording, and frames of it."""
 
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: RemoteReader) -> None:
         self._reader = reader
         self._metadata = TraceMetadata()
         self._state: TimelineState | None = None
-        self._before: Wanted | None = None
+        self._before: WantedFrame | None = None
 
     def paint(
         self,
@@ -232,7 +232,7 @@ class Easel:
         calls: Ended,
         places: Known | None,
         metadata: TraceMetadata | None,
-        wanted: Wanted,
+        wanted: WantedFrame,
     ) -> Painted | None:
         """Take what is new, and return a frame if one is wanted and shows something new."""
         if places is not None:
@@ -261,7 +261,7 @@ class Easel:
             return None
         return self._frame(state, wanted)
 
-    def _frame(self, state: TimelineState, wanted: Wanted) -> Painted:
+    def _frame(self, state: TimelineState, wanted: WantedFrame) -> Painted:
         state.hide(wanted.hidden)
         state.resize(wanted.pixels)
         state.repaint(dark=wanted.dark)

@@ -96,7 +96,7 @@ class RunBar(Control):
         return self._acts.get(name)
 
 
-class Estimate:
+class EndEstimate:
     """Estimates when a run of one setting and round ends.
 
     Timed calls come at the rate of those before. Then each background workload runs alone,

@@ -81,7 +81,7 @@ def facts_of(bundle: Bundle) -> Properties:
     return bundle[0] if isinstance(bundle, tuple) else bundle
 
 
-class Kept:
+class SavedWidget:
     """A widget where it is displayed, and behind it the picture that is shown without its kernel.
 
     Parameters

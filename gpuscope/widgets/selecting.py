@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuscope._checks import door
-from gpuscope.timeline.canvas.state import Search
+from gpuscope.timeline.canvas.state import TextSearch
 from gpuscope.timeline.canvas.window import around, clamped, widened
 from gpuscope.widgets.details import describe, links, of_stretch, told_of_span, told_of_stretch
 from gpuscope.widgets.view import TimelineView
@@ -31,7 +31,7 @@ class SelectingView(TimelineView):
         if text:
             self._come_near()
         with self._lock:
-            self._search = Search(text)
+            self._search = TextSearch(text)
             self.set_trait("search", text)
             self._look()
         self.scheduler.ask()

@@ -33,7 +33,7 @@ _EMPTY = "gpuscope-empty"
 """Marks a timeline that shows nothing yet: ``controls.css`` says what it will."""
 
 
-class Shown:
+class ShownRuns:
     """The part of a dashboard that is about runs.
 
     Parameters

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpuscope._checks import count, door
 from gpuscope.timeline.canvas.compose import compose_frame
-from gpuscope.timeline.canvas.snapshot import MARGIN, Drawn
+from gpuscope.timeline.canvas.snapshot import MARGIN, DrawnFrame
 from gpuscope.timeline.canvas.window import widened
 from gpuscope.trace.model import Trace
 from gpuscope.widgets.bar import Message
@@ -192,7 +192,7 @@ class Timeline(SelectingView):
         """
         self._come_near()
         with self._lock:
-            if not isinstance(self.drawn, Drawn):
+            if not isinstance(self.drawn, DrawnFrame):
                 return
             if self._is_measuring:
                 self._mark([*self.state.marks[:1], self.drawn.snapped(x)])

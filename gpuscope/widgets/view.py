@@ -14,8 +14,8 @@ from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.canvas.compose import compose_frame, first_layout
 from gpuscope.timeline.canvas.plot import Plot
 from gpuscope.timeline.canvas.scheduler import RedrawScheduler
-from gpuscope.timeline.canvas.snapshot import Drawn, Painted, Wanted
-from gpuscope.timeline.canvas.state import Search, TimelineState
+from gpuscope.timeline.canvas.snapshot import DrawnFrame, Painted, WantedFrame
+from gpuscope.timeline.canvas.state import TextSearch, TimelineState
 from gpuscope.timeline.canvas.window import Window, clamped, panned, zoomed
 from gpuscope.timeline.picture import Panel, Picture
 from gpuscope.timeline.plotly_parts import traces_of
@@ -27,7 +27,7 @@ from gpuscope.trace.model import Trace
 from gpuscope.widgets.bar import Bar, Message
 from gpuscope.widgets.base import close_look, hear_beside_cells
 from gpuscope.widgets.details import Details
-from gpuscope.widgets.saved import Bundle, Kept, facts_of
+from gpuscope.widgets.saved import Bundle, SavedWidget, facts_of
 
 
 class TimelineView(ipw.VBox):  # type: ignore[misc]
@@ -77,13 +77,13 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
     def __init__(self, trace: Trace, height: int | None, **options: object) -> None:
         self._lock = threading.RLock()
         self.scheduler = RedrawScheduler(self._draw, failed=self._failed)
-        self._search = Search()
-        self.drawn: Drawn | Painted | None = None
+        self._search = TextSearch()
+        self.drawn: DrawnFrame | Painted | None = None
         self._painted: Painted | None = None
         self._is_live = self._is_measuring = self._is_held = self._is_stale = False
         self._browser_window: Window | None = None
         self._settled = 0
-        self._kept: Kept | None = None  # its place in the notebook
+        self._kept: SavedWidget | None = None  # its place in the notebook
         # First, so that the browser reads Plotly while the trace is being indexed.
         self.figure = Plot(
             lambda low_us, high_us: self._told({"do": "range", "low": low_us, "high": high_us}),
@@ -112,7 +112,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         return bundle
 
     def _ipython_display_(self) -> None:
-        self._kept = Kept(self._repr_mimebundle_())
+        self._kept = SavedWidget(self._repr_mimebundle_())
 
     def keep(self) -> None:
         """Have the notebook keep what is in view now, where it is displayed."""
@@ -291,7 +291,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
             knows_range = not is_stale and self._browser_window == snapshot.window_ns
             if not knows_range:
                 self._browser_window = None
-        if not isinstance(before, Drawn):
+        if not isinstance(before, DrawnFrame):
             is_same, before = painted is not None and painted is before, None
         else:
             is_same = painted is None and snapshot.is_like(before.snapshot)
@@ -312,10 +312,10 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
             self.bar.frame += 1
         return self.bar.frame
 
-    def _wanted(self) -> Wanted:
+    def _wanted(self) -> WantedFrame:
         """Say what another process is to paint."""
         with self._lock:
-            return Wanted(
+            return WantedFrame(
                 self.window_ns,
                 self.follow,
                 self.hidden,

@@ -11,7 +11,7 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.widgets.runbar import RunBar, said_of
 
 
-class Work:
+class BackgroundTask:
     """One thing at a time, in a thread; what goes wrong is shown in the bar and not raised.
 
     Parameters

@@ -117,7 +117,7 @@ class Completion(Unique):
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class CallWork:
     """What one call does.
 
     Attributes

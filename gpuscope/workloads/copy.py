@@ -13,7 +13,7 @@ from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
-from gpuscope.workloads.context import Context, Passed, Work
+from gpuscope.workloads.context import CallWork, Context, Passed
 from gpuscope.workloads.handle import Handle
 
 BLOCK = 512
@@ -55,10 +55,10 @@ class MemoryKernel(Handle):
         model = replace(model, reads=lambda args: [args[1]], writes=lambda args: args[0])
         self._kernel = self.device.compile(source(*self._files), self._function, model=model)
 
-    def _prepare(self, context: Context, operands: Passed) -> Work:
+    def _prepare(self, context: Context, operands: Passed) -> CallWork:
         del operands
         own = cast("NativeArray", context.own)
-        return Work(own, own, (own,))
+        return CallWork(own, own, (own,))
 
 
 class Copy(MemoryKernel):

@@ -24,7 +24,7 @@ from gpuscope.device.registry import borrowing
 from gpuscope.device.scratch import WorkloadContext
 from gpuscope.device.stream import Stream, holding_arrays
 from gpuscope.errors import InvalidOperand
-from gpuscope.workloads.context import Context, Passed, Work, stated_facts
+from gpuscope.workloads.context import CallWork, Context, Passed, stated_facts
 from gpuscope.workloads.declared import Declared, check_declared, check_function, name_of
 from gpuscope.workloads.handle import Handle
 
@@ -241,11 +241,11 @@ class FunctionHandle(Handle, Generic[_R]):
         self._execute(stream, call)
         return cast("_R", call.result)
 
-    def _prepare(self, context: Context, operands: Passed) -> Work:
+    def _prepare(self, context: Context, operands: Passed) -> CallWork:
         del context
         call = cast("_Invocation", operands)
         keep = (*call.arguments, *call.keywords.values())
-        return Work(call, keep=cast("tuple[NativeArray, ...]", keep))
+        return CallWork(call, keep=cast("tuple[NativeArray, ...]", keep))
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
         call = cast("_Invocation", operands)
@@ -305,13 +305,13 @@ class FunctionHandle(Handle, Generic[_R]):
                 )
             device.calls.end(call)
 
-    def _replay(self, context: Context, work: Work, stream: Stream) -> bool:
+    def _replay(self, context: Context, work: CallWork, stream: Stream) -> bool:
         replayed = super()._replay(context, work, stream)
         if replayed:
             cast("_Invocation", work.operands).result = context.own
         return replayed
 
-    def _capture(self, context: Context, work: Work, stream: Stream) -> None:
+    def _capture(self, context: Context, work: CallWork, stream: Stream) -> None:
         call = cast("_Invocation", work.operands)
         ran = call.result
         super()._capture(context, work, stream)

@@ -24,7 +24,7 @@ from gpuscope.device.matmul import MatmulPlan
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand, StreamError
-from gpuscope.workloads.context import NOTHING, Context, Passed, Work
+from gpuscope.workloads.context import NOTHING, CallWork, Context, Passed
 from gpuscope.workloads.handle import Handle
 from gpuscope.workloads.product import (
     LARGEST,
@@ -307,7 +307,7 @@ class Gemm(Handle):
     def _fits(self, plan: MatmulPlan) -> bool:
         return (plan.m, plan.n, plan.k, plan.dtype) == (self.m, self.n, self.k, self.dtype)
 
-    def _prepare(self, context: Context, operands: Passed) -> Work:
+    def _prepare(self, context: Context, operands: Passed) -> CallWork:
         passed = cast("_Given", operands)
         a, b, out = passed
         if a is None or b is None or out is None:
@@ -317,7 +317,7 @@ class Gemm(Handle):
             )
         kind = self.device.backend.array_type
         plan = PLANS.get(key_of(out, a, b)) if isinstance(out, kind) else None  # of all devices
-        work = Work(None, out, follows=[each for each in (out, a, b) if type(each) is not kind])
+        work = CallWork(None, out, follows=[each for each in (out, a, b) if type(each) is not kind])
         if plan is None:
             named = (("a", a), ("b", b), ("out", out))
             a, b, out = (self._staged(context, name, value, work) for name, value in named)
@@ -348,7 +348,9 @@ class Gemm(Handle):
         kind = self.device.backend.array_type
         return isinstance(value, np.ndarray) and not isinstance(value, kind)
 
-    def _staged(self, context: Context, name: str, value: NativeArray, work: Work) -> NativeArray:
+    def _staged(
+        self, context: Context, name: str, value: NativeArray, work: CallWork
+    ) -> NativeArray:
         """Return the context's array on the device for a NumPy operand, and note its copy."""
         if not self._is_on_host(value):
             return value
@@ -379,7 +381,7 @@ class Gemm(Handle):
         plan, placed, out, a, b = cast("Checked", operands)
         queue_product(stream, plan, placed, (out, a, b), self._sm_count(stream))
 
-    def _remember(self, context: Context, given: Passed, work: Work, stream: Stream) -> None:
+    def _remember(self, context: Context, given: Passed, work: CallWork, stream: Stream) -> None:
         plan, placed, out, a, b = cast("Checked", work.operands)
         backend = self.device.backend
         if plan.copies or not type(out) is type(a) is type(b) is backend.array_type:

@@ -20,7 +20,7 @@ from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.device.unique import Closing, close_all
 from gpuscope.errors import ClosedError, InvalidOperand, StreamError
-from gpuscope.workloads.context import NOTHING, Completion, Context, Passed, Work, of_thread
+from gpuscope.workloads.context import NOTHING, CallWork, Completion, Context, Passed, of_thread
 from gpuscope.workloads.in_flight import InFlight
 
 __all__ = ["Completion", "Handle"]
@@ -111,10 +111,10 @@ class Handle(InFlight, Closing):
         """Queue one call; subclasses may take operands."""
         return self._execute(stream)
 
-    def _prepare(self, context: Context, operands: Passed) -> Work:
+    def _prepare(self, context: Context, operands: Passed) -> CallWork:
         """Check operands and say what the call does; queues nothing. Subclasses refine it."""
         del context
-        return Work(operands, keep=() if operands is None else (cast("NativeArray", operands),))
+        return CallWork(operands, keep=() if operands is None else (cast("NativeArray", operands),))
 
     def _launch(self, stream: Stream, operands: Passed) -> None:
         """Queue the work on ``stream``; subclasses say how."""
@@ -127,7 +127,7 @@ class Handle(InFlight, Closing):
     def _check_capture(self, context: Context, operands: Passed) -> None:
         """Refuse what a stream that is being captured cannot take, before it is asked to."""
 
-    def _remember(self, context: Context, given: Passed, work: Work, stream: Stream) -> None:
+    def _remember(self, context: Context, given: Passed, work: CallWork, stream: Stream) -> None:
         """Cache what a call has checked, so that an identical call skips the checks."""
 
     def _execute(self, stream: AnyStream, operands: Passed = None) -> object:
@@ -174,7 +174,9 @@ class Handle(InFlight, Closing):
             self._finish(context, completion, work, chosen)
         return work.result
 
-    def _finish(self, context: Context, completion: Completion, work: Work, stream: Stream) -> None:
+    def _finish(
+        self, context: Context, completion: Completion, work: CallWork, stream: Stream
+    ) -> None:
         """Wait for a call that returns when it is done."""
         try:
             completion.wait()
@@ -189,7 +191,7 @@ class Handle(InFlight, Closing):
             if wanted is not values:
                 wanted[...] = values
 
-    def _queue(self, context: Context, work: Work, stream: Stream, call: Call | None) -> None:
+    def _queue(self, context: Context, work: CallWork, stream: Stream, call: Call | None) -> None:
         """Queue one call behind what it must follow, and its completion event behind it."""
         device = self.device
         thread = of_thread.token
@@ -286,7 +288,7 @@ class Handle(InFlight, Closing):
             context.graph, context.kept = None, ()
         return graphs
 
-    def _replay(self, context: Context, work: Work, stream: Stream) -> bool:
+    def _replay(self, context: Context, work: CallWork, stream: Stream) -> bool:
         """Launch a context's graph if it does this work in this place."""
         graph = context.graph
         if (
@@ -299,7 +301,7 @@ class Handle(InFlight, Closing):
         graph.launch(stream=stream)
         return True
 
-    def _capture(self, context: Context, work: Work, stream: Stream) -> None:
+    def _capture(self, context: Context, work: CallWork, stream: Stream) -> None:
         former, context.graph = context.graph, None
         if former is not None:
             former.close()

@@ -19,7 +19,7 @@ from gpuscope.device.partition import Partition
 from gpuscope.device.select import device_of
 from gpuscope.device.stream import Stream
 from gpuscope.errors import CapabilityError, InvalidOperand, MissingDependency, StreamError
-from gpuscope.workloads.context import Context, Passed, Work
+from gpuscope.workloads.context import CallWork, Context, Passed
 from gpuscope.workloads.function import FunctionHandle
 
 _R = TypeVar("_R")
@@ -133,7 +133,7 @@ class TorchModule(FunctionHandle[_R]):
         """
         return super().execute(stream=get_caller_stream() if stream is None else stream)
 
-    def _capture(self, context: Context, work: Work, stream: Stream) -> None:
+    def _capture(self, context: Context, work: CallWork, stream: Stream) -> None:
         if context.graph is not None:
             context.graph.close()  # before the memory that its work uses goes
         context.own = self._pool = None

@@ -12,7 +12,7 @@ from gpuscope.simulator import calibrate
 from gpuscope.simulator.calibration import gemms
 from gpuscope.simulator.calibration.design import shapes
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 
 pytestmark = [pytest.mark.gpu, pytest.mark.gpu_alone("calibrates it"), pytest.mark.timeout(400)]
 
@@ -38,7 +38,7 @@ def test_it_takes_less_than_three_minutes(calibrated):
 
 
 def test_the_profile_is_of_this_gpu(gpu, calibrated):
-    profile = Profile.read(calibrated[0].path)
+    profile = GpuProfile.read(calibrated[0].path)
     assert profile.layout == gpu.backend.layout
     assert profile.file.measured.driver == gpu.info.driver
     simulated = gs.open_device(f"sim:{calibrated[0].path}", quiet=True)
@@ -64,7 +64,7 @@ def test_the_costs_are_those_of_a_working_gpu(calibrated):
 
 
 def test_it_forecasts_shapes_that_it_never_measured(gpu, calibrated):
-    profile = Profile.read(calibrated[0].path)
+    profile = GpuProfile.read(calibrated[0].path)
     found = gemms.measure(
         gpu, shapes(FRESH, seed=SEED), list(ITEM_BYTES), "cupti", until_ns=gpu.now_ns() + 60 * 10**9
     )

@@ -41,7 +41,7 @@ _LATEST_US = Decimal(schema.LATEST_NS // 1000)
 LONGEST_TEXT = 1 << 20
 
 
-class Event(msgspec.Struct, gc=False):
+class ChromeEvent(msgspec.Struct, gc=False):
     """One event; numbers of time stay text, as a double would round Unix time to 0.25 µs."""
 
     ph: str
@@ -58,7 +58,7 @@ class Event(msgspec.Struct, gc=False):
     columns: msgspec.Raw = ABSENT
 
 
-_EVENTS = msgspec.json.Decoder(list[Event])
+_EVENTS = msgspec.json.Decoder(list[ChromeEvent])
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -112,7 +112,7 @@ def text_of(source: Path, limits: Limits) -> bytes:
     return unpacked.getvalue()
 
 
-def decode(data: bytes, limits: Limits) -> tuple[list[Event], dict[str, msgspec.Raw]]:
+def decode(data: bytes, limits: Limits) -> tuple[list[ChromeEvent], dict[str, msgspec.Raw]]:
     """Return the events, and what else stands beside them.
 
     A trace may be an object with ``traceEvents`` or a bare list, whose end may be missing.
@@ -281,7 +281,7 @@ def texts(values: Sequence[object], absent: str) -> pa.DictionaryArray:
 
 
 def pairs(
-    events: list[Event], rows: list[int], keys: Sequence[Hashable], begins: str, starts: Array
+    events: list[ChromeEvent], rows: list[int], keys: Sequence[Hashable], begins: str, starts: Array
 ) -> tuple[dict[int, int], int]:
     """Return begin → end of spans that are two events each, and how many ends have no begin.
 

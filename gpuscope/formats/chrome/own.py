@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from gpuscope.errors import TraceFormatError
 from gpuscope.formats.chrome import events as raw
-from gpuscope.formats.chrome.events import Event
+from gpuscope.formats.chrome.events import ChromeEvent
 from gpuscope.formats.chrome.json_text import JSON, TIMES
 from gpuscope.formats.chrome.write import CATEGORIES, FLOWS, HAZARD
 from gpuscope.formats.private import scrub
@@ -69,7 +69,11 @@ _AT_ONCE = 1 << 14
 
 
 def trace(
-    events: list[Event], top: dict[str, msgspec.Raw], facts: TraceMetadata, *, keep_private: bool
+    events: list[ChromeEvent],
+    top: dict[str, msgspec.Raw],
+    facts: TraceMetadata,
+    *,
+    keep_private: bool,
 ) -> Trace:
     """Return the trace that gpuscope wrote."""
     base = _BASE.decode(top.get("baseTimeNanoseconds", b"0"))
@@ -81,7 +85,7 @@ def trace(
     return Trace(table if keep_private else scrub(table), _edges(events), facts)
 
 
-def _rows(events: list[Event], base: int, uuids: Mapping[int | None, str | None]) -> pa.Table:
+def _rows(events: list[ChromeEvent], base: int, uuids: Mapping[int | None, str | None]) -> pa.Table:
     """Return the rows of some events; older samples of counters lack an id and a source."""
     given = [_DECODE(next(filter(bytes, (event.columns, event.args)), b"{}")) for event in events]
     columns: dict[str, list[Any]] = {
@@ -142,7 +146,7 @@ def _completed(table: pa.Table) -> pa.Table:
     return pa.table({**columns, "id": ids, "source": sources})
 
 
-def _edges(events: list[Event]) -> pa.Table:
+def _edges(events: list[ChromeEvent]) -> pa.Table:
     """Return the edges; each arrow's beginning says where it leads from and to."""
     begins = [event for event in events if event.ph == "s"]
     ends = [_ENDS.decode(event.args) for event in begins]

@@ -39,7 +39,7 @@ _LONGEST_NAME = 1 << 16
 _COARSEST_NS = 1 << 20
 
 
-def recognise(events: list[raw.Event]) -> bool:
+def recognise(events: list[raw.ChromeEvent]) -> bool:
     """Whether the first span of a Chrome trace is one of a thread block, as Proton writes it."""
     for event in events:
         if event.ph == "X" and event.pid != _CALL_PATH:
@@ -91,7 +91,11 @@ class _Blocks:
 
 
 def trace(
-    events: list[raw.Event], top: dict[str, msgspec.Raw], limits: Limits, *, keep_private: bool
+    events: list[raw.ChromeEvent],
+    top: dict[str, msgspec.Raw],
+    limits: Limits,
+    *,
+    keep_private: bool,
 ) -> Trace:
     """Return kernels, their thread blocks and the scopes in these as a trace.
 
@@ -127,8 +131,8 @@ def trace(
 
 
 def _scopes(
-    events: list[raw.Event], left: raw.Tally
-) -> tuple[list[raw.Event], list[str], tuple[Ints, Ints, Ints, Ints]]:
+    events: list[raw.ChromeEvent], left: raw.Tally
+) -> tuple[list[raw.ChromeEvent], list[str], tuple[Ints, Ints, Ints, Ints]]:
     """Return the scopes of thread blocks, the kernels' names, and where each scope was.
 
     That is the number of its kernel's name, its SM, thread block and warp.
@@ -231,7 +235,7 @@ def _launches(kernel: Ints, sm: Ints, block: Ints) -> Iterator[int]:
 
 
 def _put_together(
-    scopes: list[raw.Event],
+    scopes: list[raw.ChromeEvent],
     warp: Ints,
     starts: Ints,
     lasts: Ints,

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from gpuscope._types import Array
 from gpuscope.formats.chrome import events as raw
-from gpuscope.formats.chrome.events import Event
+from gpuscope.formats.chrome.events import ChromeEvent
 from gpuscope.trace import arrow, joins, schema
 from gpuscope.trace.arrow import NONE
 from gpuscope.trace.metadata import TimeBase
@@ -60,7 +60,7 @@ class Spans:
         Span → position in :data:`KINDS`.
     """
 
-    def __init__(self, events: list[Event], top: dict[str, msgspec.Raw]) -> None:
+    def __init__(self, events: list[ChromeEvent], top: dict[str, msgspec.Raw]) -> None:
         self.events = events
         self.left = raw.Tally()
         self.base_ns = 0
@@ -161,7 +161,7 @@ Identity: TypeAlias = tuple[str | None, bytes, bytes, int]
 """What the events of one async span or arrow share: category, ids, process."""
 
 
-def identity(event: Event, process: int) -> Identity:
+def identity(event: ChromeEvent, process: int) -> Identity:
     """Return what the events of one async span or arrow share."""
     return event.cat, bytes(event.id), bytes(event.id2), process if bytes(event.id2) else NONE
 

@@ -28,7 +28,7 @@ _LONGEST_FACT = 80
 
 
 @dataclass
-class Part:
+class SpanColumns:
     """Columns of spans, all of one length, beside what joins need of them.
 
     Attributes
@@ -50,7 +50,7 @@ class Part:
         return arrow.table({"id": self.rows, **self.columns}, len(self.rows))
 
 
-class Capture:
+class OpenExport:
     """An open export, and what is known of its capture.
 
     Parameters

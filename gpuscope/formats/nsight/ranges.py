@@ -13,7 +13,7 @@ import pyarrow as pa
 from gpuscope._types import Array
 from gpuscope.formats.database import Value
 from gpuscope.formats.nsight import schema as nsys
-from gpuscope.formats.nsight.capture import Capture, Part
+from gpuscope.formats.nsight.capture import OpenExport, SpanColumns
 from gpuscope.formats.nsight.schema import DOMAIN, DOMAIN_END, ID, NVTX
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE
@@ -32,7 +32,7 @@ _Loose: TypeAlias = dict[str, list[Value] | None]
 """Column → its values; ``None`` where the file lacks it."""
 
 
-def read(capture: Capture) -> Part:
+def read(capture: OpenExport) -> SpanColumns:
     """Return ranges and marks, with their domains, categories, colours and payloads."""
     is_own = capture.is_own  # our marks may have an end, and our names may be empty
     events = capture.database.integers(NVTX, _NUMBERS.split())
@@ -79,14 +79,14 @@ def read(capture: Capture) -> Part:
         "payload": payload,
         "source": arrow.constant("nsys", len(rest)),
     }
-    return Part(NVTX, columns, rows, joined, at=rest)
+    return SpanColumns(NVTX, columns, rows, joined, at=rest)
 
 
 def _named(name: str | None, *, is_own: bool) -> str:
     return "(no message)" if name is None or not (name or is_own) else name
 
 
-def _loose(capture: Capture, count: int) -> _Loose:
+def _loose(capture: OpenExport, count: int) -> _Loose:
     """Return the columns that are no plain integers; ``None`` for what is not there."""
     names = ("text", "jsonText", "binaryData", *_VALUES)
     there = capture.database.filled(NVTX, names)
@@ -97,7 +97,7 @@ def _loose(capture: Capture, count: int) -> _Loose:
     return {name: whole.get(name) for name in names}
 
 
-def _texts(capture: Capture, numbers: Array, texts: list[Value] | None) -> list[str | None]:
+def _texts(capture: OpenExport, numbers: Array, texts: list[Value] | None) -> list[str | None]:
     """Return each row's text: written in it, else by its number."""
     by_number = [capture.string(number) if number != NONE else None for number in numbers.tolist()]
     if texts is None:
@@ -129,7 +129,9 @@ def _column(
     return arrow.text_column(codes, texts)
 
 
-def _payloads(capture: Capture, events: dict[str, Array], loose: _Loose, rows: Array) -> pa.Array:
+def _payloads(
+    capture: OpenExport, events: dict[str, Array], loose: _Loose, rows: Array
+) -> pa.Array:
     """Return the payloads as JSON, the extended one before a number."""
     wanted = rows.tolist()
     numbers = events["jsonTextId"]

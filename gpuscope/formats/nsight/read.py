@@ -22,7 +22,7 @@ from gpuscope.formats.database import Database, opened
 from gpuscope.formats.limits import Limits, reading
 from gpuscope.formats.nsight import ranges as nvtx
 from gpuscope.formats.nsight import work as cuda
-from gpuscope.formats.nsight.capture import Capture, Part
+from gpuscope.formats.nsight.capture import OpenExport, SpanColumns
 from gpuscope.formats.nsight.schema import EDGES, EVENT, KERNEL, METADATA, NVTX, REST, RUNTIME, SYNC
 from gpuscope.formats.private import LEFT_OUT, scrub
 from gpuscope.trace import arrow, schema, valid
@@ -68,7 +68,7 @@ def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
             "export --type=sqlite"
         )
     own_metadata = _own_metadata(database)
-    capture = Capture(database, own_metadata)
+    capture = OpenExport(database, own_metadata)
     ranges = nvtx.read(capture)
     calls = cuda.read_calls(capture, ranges)
     work = cuda.read_work(capture, calls)
@@ -99,7 +99,7 @@ def _joined(tables: list[pa.Table]) -> pa.Table:
     return schema.concat([table for table in tables if table.num_rows], schema.SPAN_TYPES)
 
 
-def _metadata(capture: Capture, spans: pa.Table, *, keep_private: bool) -> TraceMetadata:
+def _metadata(capture: OpenExport, spans: pa.Table, *, keep_private: bool) -> TraceMetadata:
     metadata = TraceMetadata(
         time_base=capture.time_base,
         devices=capture.devices(),
@@ -191,7 +191,7 @@ def _own_metadata(database: Database) -> TraceMetadata | None:
     return TraceMetadata.from_json(str(facts.get("metadata")))
 
 
-def _own_table(capture: Capture, part: Part, own_metadata: TraceMetadata) -> pa.Table:
+def _own_table(capture: OpenExport, part: SpanColumns, own_metadata: TraceMetadata) -> pa.Table:
     """Return the rows of one of Nsight's tables with the columns of ours beside them."""
     columns = {name: values for name, values in part.columns.items() if name not in _DERIVED}
     count = len(part.rows)
@@ -216,7 +216,7 @@ def _own_edges(database: Database) -> pa.Table:
     return schema.table(columns, schema.EDGE_TYPES)
 
 
-def _own_columns(capture: Capture, name: str, at: Array | None) -> Columns:
+def _own_columns(capture: OpenExport, name: str, at: Array | None) -> Columns:
     """Return columns of a table that bear our names, of some rows or all."""
     theirs = _THEIRS.get(name, ())
     wanted = [column for column in capture.database.tables.get(name, ()) if column not in theirs]

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from gpuscope._types import Array
 from gpuscope.formats.nsight import schema as nsys
-from gpuscope.formats.nsight.capture import Capture, Part
+from gpuscope.formats.nsight.capture import OpenExport, SpanColumns
 from gpuscope.trace import arrow, joins
 from gpuscope.trace.arrow import NONE, Columns
 from gpuscope.trace.schema import SYNC_KINDS
@@ -25,7 +25,7 @@ _Columns = dict[str, Array]
 
 
 # -- calls ---------------------------------------------------------------------------------
-def read_calls(capture: Capture, ranges: Part) -> Part:
+def read_calls(capture: OpenExport, ranges: SpanColumns) -> SpanColumns:
     """Return the API calls; each knows the innermost push/pop range of its thread."""
     wanted = ("start", "end", "globalTid", "correlationId", "nameId", "returnValue")
     table = capture.database.integers(nsys.RUNTIME, wanted)
@@ -42,10 +42,10 @@ def read_calls(capture: Capture, ranges: Part) -> Part:
     }
     keys = {"globalTid": table["globalTid"], "end": table["end"]}
     keys |= {"process": table["globalTid"] & _PROCESS, "correlation": table["correlationId"]}
-    return Part(nsys.RUNTIME, columns, capture.rows(len(around)), keys)
+    return SpanColumns(nsys.RUNTIME, columns, capture.rows(len(around)), keys)
 
 
-def _call_of(calls: Part, process: Array, correlation: Array) -> Array:
+def _call_of(calls: SpanColumns, process: Array, correlation: Array) -> Array:
     """Return the position of the API call of each row, by process and correlation id."""
     both = np.r_[calls.joins["process"], process]
     code = arrow.coded(both)[0].astype(np.int64) << 32
@@ -56,20 +56,20 @@ def _call_of(calls: Part, process: Array, correlation: Array) -> Array:
 
 
 # -- work ----------------------------------------------------------------------------------
-def read_work(capture: Capture, calls: Part) -> list[Part]:
+def read_work(capture: OpenExport, calls: SpanColumns) -> list[SpanColumns]:
     """Return kernels, copies, memsets, and launches of graphs that were taken as a whole."""
     there = [table for table in TABLES if capture.database.has(table, "start", "end")]
     return [_work(capture, calls, table, *TABLES[table]) for table in there]
 
 
 def _work(
-    capture: Capture,
-    calls: Part,
+    capture: OpenExport,
+    calls: SpanColumns,
     table: str,
     kind: str,
     extra: tuple[str, ...],
-    describe: Callable[[Capture, _Columns], Columns],
-) -> Part:
+    describe: Callable[[OpenExport, _Columns], Columns],
+) -> SpanColumns:
     named = (_name_column(capture),) if table == nsys.KERNEL else ()
     values = capture.database.integers(table, (*_SHARED, *named, *extra))
     process = values["globalPid"] & _PROCESS
@@ -93,16 +93,16 @@ def _work(
         "start": values["start"],
         "end": values["end"],
     }
-    return Part(table, columns, capture.rows(len(node)), keys)
+    return SpanColumns(table, columns, capture.rows(len(node)), keys)
 
 
-def _name_column(capture: Capture) -> str:
+def _name_column(capture: OpenExport) -> str:
     """Return the column of kernels' names; not every report has the first."""
     there = capture.database.tables.get(nsys.KERNEL, ())
     return next((column for column in _NAMES if column in there), _NAMES[0])
 
 
-def _kernel(capture: Capture, table: _Columns) -> Columns:
+def _kernel(capture: OpenExport, table: _Columns) -> Columns:
     return {
         "name": capture.texts(table[_name_column(capture)], "(unnamed kernel)"),
         "launch_config": _launch_config(*(table[name] for name in nsys.CONFIG)),
@@ -127,7 +127,7 @@ def _config(values: list[int]) -> str | None:
     return json.dumps(facts)
 
 
-def _copy(capture: Capture, table: _Columns) -> Columns:
+def _copy(capture: OpenExport, table: _Columns) -> Columns:
     kinds = capture.words("ENUM_CUDA_MEMCPY_OPER", nsys.COPY_SYMBOL, nsys.COPY_KINDS)
     codes, numbers = arrow.coded(table["copyKind"])
     words = [kinds.get(number, f"kind {number}") for number in numbers]
@@ -140,7 +140,7 @@ def _copy(capture: Capture, table: _Columns) -> Columns:
     }
 
 
-def _set(capture: Capture, table: _Columns) -> Columns:
+def _set(capture: OpenExport, table: _Columns) -> Columns:
     return {
         "name": arrow.constant("memset", len(table["start"])),
         "dst_kind": _memory(capture, table["memKind"]),
@@ -148,14 +148,14 @@ def _set(capture: Capture, table: _Columns) -> Columns:
     }
 
 
-def _memory(capture: Capture, values: Array) -> pa.DictionaryArray:
+def _memory(capture: OpenExport, values: Array) -> pa.DictionaryArray:
     kinds = capture.words("ENUM_CUDA_MEM_KIND", nsys.MEMORY_SYMBOL, nsys.MEMORY_KINDS)
     return arrow.worded(
         values, lambda number: None if number == NONE else kinds.get(number, f"kind {number}")
     )
 
 
-def _graph(capture: Capture, table: _Columns) -> Columns:
+def _graph(capture: OpenExport, table: _Columns) -> Columns:
     graph = np.where(table["graphExecId"] != NONE, table["graphExecId"], table["graphId"])
     count = len(graph)
     if count:
@@ -178,7 +178,7 @@ TABLES = {
 
 
 # -- waits ---------------------------------------------------------------------------------
-def read_syncs(capture: Capture, calls: Part) -> Part:
+def read_syncs(capture: OpenExport, calls: SpanColumns) -> SpanColumns:
     """Return synchronisations, on the thread of their API call."""
     wanted = ("start", "end", "correlationId", "syncType", "eventId", "eventSyncId", *_PLACE)
     table = capture.database.integers(nsys.SYNC, wanted)
@@ -201,10 +201,10 @@ def read_syncs(capture: Capture, calls: Part) -> Part:
         "moment": table["eventSyncId"],
         "what": table["syncType"],
     }
-    return Part(nsys.SYNC, columns, capture.rows(len(process)), keys)
+    return SpanColumns(nsys.SYNC, columns, capture.rows(len(process)), keys)
 
 
-def _place(capture: Capture, table: _Columns) -> _Columns:
+def _place(capture: OpenExport, table: _Columns) -> _Columns:
     """Return what tells a stream and a call from others."""
     return {
         "process": table["globalPid"] & _PROCESS,
@@ -214,7 +214,7 @@ def _place(capture: Capture, table: _Columns) -> _Columns:
     }
 
 
-def launch_edges(work: list[Part]) -> list[tuple[Array, Array, str]]:
+def launch_edges(work: list[SpanColumns]) -> list[tuple[Array, Array, str]]:
     """Return (call, work) for all work whose call is known."""
     edges = []
     for part in work:
@@ -224,7 +224,7 @@ def launch_edges(work: list[Part]) -> list[tuple[Array, Array, str]]:
 
 
 def read_wait_edges(
-    capture: Capture, work: list[Part], syncs: Part
+    capture: OpenExport, work: list[SpanColumns], syncs: SpanColumns
 ) -> list[tuple[Array, Array, str]]:
     """Return edges to what waited for events, streams and contexts.
 

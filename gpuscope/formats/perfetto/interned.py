@@ -178,7 +178,7 @@ def counters(device: Ints, name: Ints, texts: Sequence[str], interned: Interned)
 
 
 # -- tracks of threads, and what is on none --------------------------------------------------
-class Tracks:
+class OtherTracks:
     """Tracks of what is no stream of a GPU: threads, handles, SMs, counters, hazards."""
 
     def __init__(self, trace: Trace, protos: Untyped) -> None:

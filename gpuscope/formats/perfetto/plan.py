@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from gpuscope._types import Bools, Ints
 from gpuscope.formats.perfetto import interned as tables
-from gpuscope.formats.perfetto.interned import Interned, Tracks
+from gpuscope.formats.perfetto.interned import Interned, OtherTracks
 from gpuscope.formats.tracks import OPEN, layout, nested, times
 from gpuscope.trace.columns import codes, combined
 from gpuscope.trace.joins import match
@@ -20,7 +20,7 @@ _INSTANTS = ("mark", "event", "counter")
 """Kinds of rows that are moments where they have no end."""
 
 
-class Plan:
+class TracePlan:
     """Rows in order of time, each with its track, context and arrows.
 
     Attributes
@@ -48,7 +48,7 @@ class Plan:
         How many edges are in none of them.
     """
 
-    def __init__(self, trace: Trace, interned: Interned, tracks: Tracks) -> None:
+    def __init__(self, trace: Trace, interned: Interned, tracks: OtherTracks) -> None:
         self.trace = trace
         self.starts, self.ends = times(trace, 0)
         keys, track = layout(trace).of(trace)
@@ -129,7 +129,11 @@ class Plan:
         self.flows = [attached(between, rows, flow) for rows in ends]
 
     def _places(
-        self, lanes: list[tuple[TrackKey, int]], lane_of: Ints, interned: Interned, tracks: Tracks
+        self,
+        lanes: list[tuple[TrackKey, int]],
+        lane_of: Ints,
+        interned: Interned,
+        tracks: OtherTracks,
     ) -> None:
         """Give each lane of a track its queue or its track, and each sample its counter."""
         trace, count = self.trace, len(lanes)

@@ -24,12 +24,12 @@ from gpuscope.formats.perfetto.interned import (
     IN_SEQUENCE,
     KERNELS,
     Interned,
-    Tracks,
+    OtherTracks,
     about,
     field,
     varint,
 )
-from gpuscope.formats.perfetto.plan import COUNTER, GPU_COUNTER, INSTANT, SLICE, STAGE, Plan
+from gpuscope.formats.perfetto.plan import COUNTER, GPU_COUNTER, INSTANT, SLICE, STAGE, TracePlan
 from gpuscope.formats.progress import Step, check_count
 from gpuscope.formats.tracks import OPEN
 from gpuscope.trace import arrow, schema
@@ -89,8 +89,8 @@ class _Packets:
         self.trace = trace
         module = "perfetto.protos.perfetto.trace.perfetto_trace_pb2"
         self.protos = protos = require(module, feature="a Perfetto trace")
-        self.interned, tracks = Interned(protos), Tracks(trace, protos)
-        self.plan = Plan(trace, self.interned, tracks)
+        self.interned, tracks = Interned(protos), OtherTracks(trace, protos)
+        self.plan = TracePlan(trace, self.interned, tracks)
         self.ids = trace.array("id")
         self.device = trace.array("device", fill=arrow.NONE)
         self._names()

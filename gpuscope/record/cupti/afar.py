@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from gpuscope._sites import site_text
 from gpuscope.record.cupti.library import text_at
 from gpuscope.record.cupti.links import Links
-from gpuscope.record.cupti.places import Known, Places
+from gpuscope.record.cupti.places import Known, PlaceNumbers
 from gpuscope.record.cupti.records import Records
 from gpuscope.record.guards import SelectionLog
 from gpuscope.record.rows import Batch, Rows, freeze
@@ -31,7 +31,7 @@ Ask = Callable[[str, int, int], str]
 
 
 @dataclass(frozen=True)
-class Facts:
+class BufferFacts:
     """What another process must know to read the buffers of a recording.
 
     Attributes
@@ -62,7 +62,11 @@ class BufferTap:
     """
 
     def __init__(
-        self, collector: Collector, facts: Facts, places: Places, end: Callable[[], None]
+        self,
+        collector: Collector,
+        facts: BufferFacts,
+        places: PlaceNumbers,
+        end: Callable[[], None],
     ) -> None:
         self._collector = collector
         self.facts = facts
@@ -93,7 +97,7 @@ class BufferTap:
         return self._places.copy()
 
     def text(self, what: str, first: int, second: int) -> str:
-        """Answer what :class:`Reader` asks."""
+        """Answer what :class:`RemoteReader` asks."""
         if what == "call":
             return self._collector.library.callback_name(first, second)
         return site_text(first) if what == "site" else text_at(first)
@@ -112,7 +116,7 @@ class _Asking:
         self.callback_name = cache(partial(ask, "call"))
 
 
-class Reader:
+class RemoteReader:
     """Makes rows of a recording's buffers in another process.
 
     Parameters
@@ -121,7 +125,7 @@ class Reader:
         Asks the process that records for a text.
     """
 
-    def __init__(self, facts: Facts, ask: Ask) -> None:
+    def __init__(self, facts: BufferFacts, ask: Ask) -> None:
         self.places = Known()
         self.found = completeness = Completeness()
         library, text = _Asking(facts.version, ask), partial(ask, "text")

@@ -23,9 +23,9 @@ import numpy as np
 from gpuscope._sites import site_text
 from gpuscope.errors import GpuscopeError, TraceFormatError
 from gpuscope.record.cupti import layout
-from gpuscope.record.cupti.afar import Facts, Reader
+from gpuscope.record.cupti.afar import BufferFacts, RemoteReader
 from gpuscope.record.cupti.library import DRIVER_API, LAST_CALLBACK, RUNTIME_API, text_at
-from gpuscope.record.cupti.places import Known, Places
+from gpuscope.record.cupti.places import Known, PlaceNumbers
 from gpuscope.record.rows import Batch
 from gpuscope.record.source import Ended
 from gpuscope.trace import schema, valid
@@ -45,7 +45,7 @@ _AT_ONCE = 128 << 20
 
 
 class _Head(msgspec.Struct, frozen=True):
-    facts: Facts
+    facts: BufferFacts
     calls: dict[int, dict[int, str]]
     """Domain of an API call → its number → its name."""
 
@@ -72,7 +72,9 @@ class Journal:
         It cannot be made or written.
     """
 
-    def __init__(self, path: Path, collector: Collector, facts: Facts, places: Places) -> None:
+    def __init__(
+        self, path: Path, collector: Collector, facts: BufferFacts, places: PlaceNumbers
+    ) -> None:
         self.path = path
         self._collector = collector
         self._places = places
@@ -218,7 +220,7 @@ class JournalReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._at = 0
-        self._reader: Reader | None = None
+        self._reader: RemoteReader | None = None
         self._names: dict[int, dict[int, str]] = {}
         self._texts: dict[int, str] = {}
         self._sites: dict[int, str] = {}
@@ -270,7 +272,7 @@ class JournalReader:
             taken += len(payload)
             if kind == _HEAD:
                 head = msgspec.json.decode(payload, type=_Head)
-                self._names, self._reader = head.calls, Reader(head.facts, self._ask)
+                self._names, self._reader = head.calls, RemoteReader(head.facts, self._ask)
             elif kind == _BUFFER and number not in self._numbers:
                 self._numbers.add(number)
                 buffers.append(np.frombuffer(payload, np.uint8))

@@ -30,7 +30,7 @@ def waits_of(records: Mapping[int, Columns]) -> list[Columns]:
     return parts
 
 
-class Order:
+class EventOrder:
     """Records of events, and of waits for them, in the order of their calls.
 
     Each call of CUDA has a number, its correlation, which grows; each record of an event has one

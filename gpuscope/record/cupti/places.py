@@ -148,7 +148,7 @@ class Known:
         return arrow.text_column(text_codes, texts)
 
 
-class Places(Known):
+class PlaceNumbers(Known):
     """Learns CUPTI's numbers while streams and partitions are alive.
 
     Parameters

@@ -30,7 +30,7 @@ from gpuscope.record.cupti.library import (
     role_of,
     text_at,
 )
-from gpuscope.record.cupti.order import Order
+from gpuscope.record.cupti.order import EventOrder
 from gpuscope.record.cupti.ranges import Ranges
 from gpuscope.record.cupti.tables import Columns
 from gpuscope.record.cupti.waits import Waits
@@ -215,7 +215,7 @@ class Records:
         which: str,
         found: Completeness,
         text: Callable[[int], str] = text_at,
-        order: Order | None = None,
+        order: EventOrder | None = None,
     ) -> None:
         self._library = library
         self._sizes = layout.record_sizes(library.version)

@@ -20,12 +20,12 @@ from gpuscope.errors import GpuscopeError, RecorderBusy
 from gpuscope.record import nvtx
 from gpuscope.record.clock import ClockFit, ClockWatch
 from gpuscope.record.cupti import order
-from gpuscope.record.cupti.afar import BufferTap, Facts
+from gpuscope.record.cupti.afar import BufferFacts, BufferTap
 from gpuscope.record.cupti.collector import get_collector
 from gpuscope.record.cupti.journal import Journal, Stored
 from gpuscope.record.cupti.links import Links
-from gpuscope.record.cupti.order import Order
-from gpuscope.record.cupti.places import Places
+from gpuscope.record.cupti.order import EventOrder
+from gpuscope.record.cupti.places import PlaceNumbers
 from gpuscope.record.cupti.records import Canaries, Records
 from gpuscope.record.guards import SelectionLog
 from gpuscope.record.rows import Edge, Row, Rows, together
@@ -71,9 +71,9 @@ class CuptiSource(Source):
         """Number of a buffer → its bytes, or where they are in the journal."""
         self._read_out: set[int] = set()
         """Numbers of the buffers that were read."""
-        self._places = Places(devices, library)
+        self._places = PlaceNumbers(devices, library)
         self._selections = SelectionLog(self._places.learn)
-        self._order = Order() if options.hazards else None
+        self._order = EventOrder() if options.hazards else None
         self._records = Records(library, self._which, self._found, order=self._order)
         known = (self._records, self._places, self._selections, self._found)
         self._links = Links(*known, all_calls=self._which != "runtime")
@@ -330,10 +330,12 @@ class CuptiSource(Source):
         self._journal = Journal(path, self._collector, self._for_readers(), self._places)
         return self._journal
 
-    def _for_readers(self) -> Facts:
+    def _for_readers(self) -> BufferFacts:
         """Return what another process must know to read the buffers."""
         records = self._records
-        return Facts(self._collector.library.version, self._which, records.first, records.noted)
+        return BufferFacts(
+            self._collector.library.version, self._which, records.first, records.noted
+        )
 
     def _there(self, records: Array | Stored) -> Array:
         """Return a buffer that waits, from where it does."""

@@ -19,12 +19,12 @@ from gpuscope.simulator.calibration import contention, gemms, host
 from gpuscope.simulator.calibration import errors as judge
 from gpuscope.simulator.calibration.design import MOST, shapes
 from gpuscope.simulator.calibration.fit import fit_gemm
-from gpuscope.simulator.calibration.kernels import KINDS, Row, kind, unreadable
+from gpuscope.simulator.calibration.kernels import KINDS, MeasuredShape, kind, unreadable
 from gpuscope.simulator.calibration.memory import Pair, fitted
 from gpuscope.simulator.calibration.written import check_target, profile_of, write_profile
 from gpuscope.simulator.engine.jitter import Speeds
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.simulator.profiles.schema import DeviceLayout, ProfileFile
 from gpuscope.trace.metadata import TraceMetadata
 
@@ -68,8 +68,8 @@ class Measurements:
 
     device: DeviceLayout
     constants: Mapping[str, int]
-    gemm: Sequence[Row]
-    told: Sequence[Row]
+    gemm: Sequence[MeasuredShape]
+    told: Sequence[MeasuredShape]
     copy: Sequence[Mapping[str, float]]
     softmax: Sequence[Mapping[str, float]]
     vector: Sequence[Mapping[str, float]]
@@ -252,7 +252,7 @@ def measure(
     constants |= overheads
     host_samples = [host.launches(device)]
     if not device.capabilities.partitions:
-        stand_in = Profile.load("h200").constants["create_partition_call_ns"]
+        stand_in = GpuProfile.load("h200").constants["create_partition_call_ns"]
         constants["create_partition_call_ns"] = stand_in
         notes.append(
             "measured on all SMs only: "
@@ -351,7 +351,7 @@ def fit(
     kinds_without, out, out_told = judge.without_fold(rows, 0, measured.told, layout=layout)
     targeted = judge.errors_told(kinds_without, out_told, layout=layout)
     write_profile(made, target)
-    profile = Profile.read(target)
+    profile = GpuProfile.read(target)
     progress(1, "done")
     return Calibration(
         path=target,
@@ -367,7 +367,7 @@ def fit(
     )
 
 
-def _check_enough(rows: Sequence[Row]) -> None:
+def _check_enough(rows: Sequence[MeasuredShape]) -> None:
     there = {kind(row) for row in rows}
     missing = [
         f"{dtype} aligned to {width} bytes" for dtype, width in KINDS if (dtype, width) not in there

@@ -10,8 +10,8 @@ import numpy as np
 
 from gpuscope.device.carve import SmLayout
 from gpuscope.simulator.calibration.fit import fit_gemm, predict
-from gpuscope.simulator.calibration.kernels import Key, Row, Rows, kind
-from gpuscope.simulator.models.gemm_model import ITEM_BYTES, Library
+from gpuscope.simulator.calibration.kernels import Key, MeasuredShape, MeasuredShapes, kind
+from gpuscope.simulator.models.gemm_model import ITEM_BYTES, GemmLibrary
 from gpuscope.simulator.profiles.schema import GemmKernels
 
 FOLDS = 5
@@ -31,18 +31,18 @@ def fold_of(shapes: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], int]:
 
 
 def errors_of(
-    fitted: Mapping[Key, GemmKernels], rows: Sequence[Row], *, layout: SmLayout
+    fitted: Mapping[Key, GemmKernels], rows: Sequence[MeasuredShape], *, layout: SmLayout
 ) -> Errors:
     """Return relative errors of predicted times, by dtype."""
     errors: Errors = defaultdict(list)
     for key in sorted({kind(row) for row in rows}):
-        rows_of_key = Rows.of([row for row in rows if kind(row) == key])
+        rows_of_key = MeasuredShapes.of([row for row in rows if kind(row) == key])
         us = predict(fitted[key], ITEM_BYTES[key[0]], rows_of_key, layout)
         errors[key[0]].extend(np.abs(us / rows_of_key.us - 1).tolist())
     return errors
 
 
-def share_errors(rows: Iterable[Row], *, layout: SmLayout) -> Errors:
+def share_errors(rows: Iterable[MeasuredShape], *, layout: SmLayout) -> Errors:
     """Return relative errors of the time on all SMs, scaled by the share of SMs, by dtype."""
     errors: Errors = defaultdict(list)
     for row in rows:
@@ -72,18 +72,20 @@ def table(errors: Errors, by_share: Errors) -> Table:
     return rows
 
 
-def judged(fitted: Mapping[Key, GemmKernels], rows: Sequence[Row], *, layout: SmLayout) -> Table:
+def judged(
+    fitted: Mapping[Key, GemmKernels], rows: Sequence[MeasuredShape], *, layout: SmLayout
+) -> Table:
     """Return the table of errors of rows."""
     return table(errors_of(fitted, rows, layout=layout), share_errors(rows, layout=layout))
 
 
 def errors_told(
-    fitted: Mapping[Key, GemmKernels], told: Iterable[Row], *, layout: SmLayout
+    fitted: Mapping[Key, GemmKernels], told: Iterable[MeasuredShape], *, layout: SmLayout
 ) -> list[float]:
     """Return relative errors of predicted times where the library was told the SM count."""
     errors = []
     for row in told:
-        library = Library(fitted[kind(row)], ITEM_BYTES[row["dtype"]], layout)
+        library = GemmLibrary(fitted[kind(row)], ITEM_BYTES[row["dtype"]], layout)
         m, n, k = row["shape"]
         for sms, us in row["us"].items():
             believed = min(row["told"][sms], layout.sm_count)
@@ -94,8 +96,12 @@ def errors_told(
 
 
 def without_fold(
-    rows: Sequence[Row], index: int, told: Sequence[Row] = (), *, layout: SmLayout
-) -> tuple[dict[Key, GemmKernels], list[Row], list[Row]]:
+    rows: Sequence[MeasuredShape],
+    index: int,
+    told: Sequence[MeasuredShape] = (),
+    *,
+    layout: SmLayout,
+) -> tuple[dict[Key, GemmKernels], list[MeasuredShape], list[MeasuredShape]]:
     """Fit to all shapes but those of one fold; return with the rows of these, and those told."""
     fold = fold_of({tuple(row["shape"]) for row in rows})
     rest, rest_told = (

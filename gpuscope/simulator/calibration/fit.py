@@ -17,15 +17,15 @@ from gpuscope.device.carve import SmLayout
 from gpuscope.errors import GpuscopeError
 from gpuscope.simulator.calibration.kernels import (
     Key,
-    Row,
-    Rows,
+    MeasuredShape,
+    MeasuredShapes,
     Tile,
     is_vector,
     kind,
     shares_constants,
 )
-from gpuscope.simulator.models.gemm_model import ITEM_BYTES, Kernels, Library, durations, traits
-from gpuscope.simulator.profiles.schema import Choice, GemmKernels, KernelTimes
+from gpuscope.simulator.models.gemm_model import ITEM_BYTES, GemmLibrary, Kernels, durations, traits
+from gpuscope.simulator.profiles.schema import GemmKernels, KernelChoice, KernelTimes
 
 NOISE = 0.03
 """Errors below this are not worth a constant: repeated measurements differ as much."""
@@ -118,7 +118,7 @@ def descend(
 
 
 def _fit_times(
-    key: Key, rows: Rows, layout: SmLayout, near: KernelTimes | None = None
+    key: Key, rows: MeasuredShapes, layout: SmLayout, near: KernelTimes | None = None
 ) -> KernelTimes:
     """Fit the constants of one kind's times to the kernels that ran, near others if given."""
     item = ITEM_BYTES[key[0]]
@@ -159,7 +159,7 @@ def _fit_times(
     return times(best)
 
 
-def _tiles_of(rows: Rows) -> list[Tile]:
+def _tiles_of(rows: MeasuredShapes) -> list[Tile]:
     """Return the tiles that ran, each with its most frequent depth."""
     tiles: dict[tuple[int, int], Tile] = {}
     for tile, _ in sorted(rows.tiles.items(), key=lambda item: (-item[1], item[0])):
@@ -167,16 +167,18 @@ def _tiles_of(rows: Rows) -> list[Tile]:
     return sorted(tiles.values())
 
 
-def predict(kernels: GemmKernels, item: int, rows: Rows, layout: SmLayout) -> Floats:
+def predict(kernels: GemmKernels, item: int, rows: MeasuredShapes, layout: SmLayout) -> Floats:
     """Return times of rows in µs, each by the kernel that the library is thought to choose."""
-    library, sms = Library(kernels, item, layout), layout.sm_count
+    library, sms = GemmLibrary(kernels, item, layout), layout.sm_count
     _, first, back = np.unique(rows.shape, axis=1, return_index=True, return_inverse=True)
     chosen = [library.choose((m, n, k), sms) for m, n, k in rows.shape[:, first].T.tolist()]
     ran = Kernels.joined(chosen).where(back)
     return library.durations(ran, tuple(rows.shape), rows.sms, sms)
 
 
-def _with_choice(kernels: GemmKernels, item: int, rows: Rows, layout: SmLayout) -> GemmKernels:
+def _with_choice(
+    kernels: GemmKernels, item: int, rows: MeasuredShapes, layout: SmLayout
+) -> GemmKernels:
     """Search the habits under which the chosen kernels' times are nearest to the measured."""
     sms, persistent = layout.sm_count, kernels.times.persistent
     in_blocks = ("split_below_blocks", "blocks_at_most")
@@ -194,7 +196,7 @@ def _with_choice(kernels: GemmKernels, item: int, rows: Rows, layout: SmLayout) 
     }
 
     def loss(values: dict[str, float]) -> float:
-        tried = kernels.model_copy(update={"choice": Choice.model_construct(None, **values)})
+        tried = kernels.model_copy(update={"choice": KernelChoice.model_construct(None, **values)})
         errors = np.log(predict(tried, item, rows, layout) / rows.us)
         return float(np.mean(np.sqrt(errors**2 + NOISE**2)))
 
@@ -212,18 +214,22 @@ def _with_choice(kernels: GemmKernels, item: int, rows: Rows, layout: SmLayout) 
                     best, habits = tried_loss, habits | {name: value}
         if best == before:
             break
-    return kernels.model_copy(update={"choice": Choice.model_validate(habits)})
+    return kernels.model_copy(update={"choice": KernelChoice.model_validate(habits)})
 
 
 def _with_preferences(
-    kernels: GemmKernels, item: int, rows: Sequence[Row], told: Sequence[Row], layout: SmLayout
+    kernels: GemmKernels,
+    item: int,
+    rows: Sequence[MeasuredShape],
+    told: Sequence[MeasuredShape],
+    layout: SmLayout,
 ) -> GemmKernels:
     """Learn which tiles the library prefers, from the times that it was measured with.
 
     Each tile gets a share of a GEMM, larger the faster the library seems to think it; the shares'
     mean error, of times in the logarithm, is brought down by gradient descent (Adam).
     """
-    library, tiles = Library(kernels, item, layout), len(kernels.tiles)
+    library, tiles = GemmLibrary(kernels, item, layout), len(kernels.tiles)
     all_of_them, traits_of, thought, errors = layout.sm_count, [], [], []
     cases = [((*row["shape"], all_of_them), row["us"]) for row in rows] + [
         ((*row["shape"], min(row["told"][sms], all_of_them)), {sms: us})
@@ -258,7 +264,7 @@ def _with_preferences(
 
 
 def fit_gemm(
-    rows: Sequence[Row], layout: SmLayout, told: Sequence[Row] = ()
+    rows: Sequence[MeasuredShape], layout: SmLayout, told: Sequence[MeasuredShape] = ()
 ) -> dict[Key, GemmKernels]:
     """Fit every kind of kernels that there is.
 
@@ -274,16 +280,16 @@ def fit_gemm(
         Of no kernel of a kind, nor of its kin, the tile can be told.
     """
     fitted: dict[Key, GemmKernels] = {}
-    by_shared: dict[Key, list[Row]] = defaultdict(list)
+    by_shared: dict[Key, list[MeasuredShape]] = defaultdict(list)
     keys = sorted({kind(row) for row in rows})
     by_key = {key: [row for row in rows if kind(row) == key] for key in keys}
     for key, of_kind in by_key.items():
         by_shared[shares_constants(key)] += of_kind
-    times = {key: _fit_times(key, Rows.of(kin), layout) for key, kin in by_shared.items()}
+    times = {key: _fit_times(key, MeasuredShapes.of(kin), layout) for key, kin in by_shared.items()}
     for key in keys:
         dtype, width = key
         item = ITEM_BYTES[dtype]
-        rows_of_key = Rows.of(by_key[key])
+        rows_of_key = MeasuredShapes.of(by_key[key])
         # The kernels of float16 and bfloat16 for aligned rows have the same tiles; rows of
         # 4-byte alignment can take whatever those of 2 bytes take.
         twins = [key]
@@ -291,7 +297,9 @@ def fit_gemm(
             twins = [("bfloat16", 16), ("float16", 16)]
         elif item == 2 and width == 4:
             twins = [key, (dtype, 2)]
-        tiles = _tiles_of(Rows.of([row for twin in twins for row in by_key.get(twin, [])]))
+        tiles = _tiles_of(
+            MeasuredShapes.of([row for twin in twins for row in by_key.get(twin, [])])
+        )
         if not tiles:
             raise GpuscopeError(
                 f"of no {dtype} kernel for rows aligned to {width} bytes the tile can be told: "

@@ -22,7 +22,7 @@ from gpuscope.experiments.profiling import profile
 from gpuscope.search.scale_out import Team
 from gpuscope.simulator.calibration.design import Shape, streams_by_count
 from gpuscope.simulator.calibration.host import Source, complete
-from gpuscope.simulator.calibration.kernels import Launched, Row
+from gpuscope.simulator.calibration.kernels import Launched, MeasuredShape
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.gemm import Gemm, SmCountTarget
 
@@ -57,8 +57,8 @@ class Gemms:
         Calls left out because one would have taken too long.
     """
 
-    rows: list[Row] = field(default_factory=list)
-    told: list[Row] = field(default_factory=list)
+    rows: list[MeasuredShape] = field(default_factory=list)
+    told: list[MeasuredShape] = field(default_factory=list)
     skipped: int = 0
 
 
@@ -153,7 +153,7 @@ class _Case:
     ran: dict[str, list[Launched]] = field(default_factory=dict)
     skipped: int = 0
 
-    def row(self, us: dict[str, float]) -> list[Row]:
+    def row(self, us: dict[str, float]) -> list[MeasuredShape]:
         if not us or not self.kernels:  # what ran is read on the whole GPU
             return []
         shape = list(self.shape)

@@ -18,7 +18,7 @@ Launched = tuple[str, int, int]
 """A kernel's name, thread blocks, and threads a block."""
 
 
-class Row(TypedDict):
+class MeasuredShape(TypedDict):
     """One measured shape and dtype.
 
     Attributes
@@ -80,7 +80,7 @@ _NO_TILE = (32, 64, 32, 4)
 
 
 @dataclass(frozen=True)
-class Kernel:
+class MeasuredKernel:
     """What a measured kernel's name and grid say.
 
     Attributes
@@ -97,7 +97,9 @@ class Kernel:
     known: bool = True
 
 
-def kernel_of(row: Row, by_grid: dict[str, tuple[int, int]] | None = None) -> Kernel:
+def kernel_of(
+    row: MeasuredShape, by_grid: dict[str, tuple[int, int]] | None = None
+) -> MeasuredKernel:
     """Read a kernel's tile from its name; cuBLAS counts columns first, most kernels do too.
 
     Parameters
@@ -117,7 +119,7 @@ def kernel_of(row: Row, by_grid: dict[str, tuple[int, int]] | None = None) -> Ke
     elif by_grid and name in by_grid:
         sizes["rows"], sizes["columns"] = by_grid[name]
     else:
-        return Kernel(_NO_TILE, known=False)
+        return MeasuredKernel(_NO_TILE, known=False)
     rows, columns, depth = sizes["rows"], sizes["columns"], sizes["depth"]
     tiles = -(-m // rows) * -(-n // columns)
     persistent = matches[0] is not None or blocks < tiles
@@ -130,10 +132,10 @@ def kernel_of(row: Row, by_grid: dict[str, tuple[int, int]] | None = None) -> Ke
         shared = sizes["stages"] * (rows + columns) * depth * item
         resident = max(1, min(16, int(_REGISTERS // registers), _SHARED_BYTES // shared))
     splits = max(1, round(blocks / tiles)) if split else 1
-    return Kernel((rows, columns, depth, resident), splits, persistent)
+    return MeasuredKernel((rows, columns, depth, resident), splits, persistent)
 
 
-def tiles_by_grid(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
+def tiles_by_grid(rows: Iterable[MeasuredShape]) -> dict[str, tuple[int, int]]:
     """Infer the tiles of kernels whose names tell none, from two or more grids of each.
 
     Returns
@@ -163,14 +165,14 @@ def tiles_by_grid(rows: Iterable[Row]) -> dict[str, tuple[int, int]]:
     return tiles
 
 
-def is_vector(row: Row) -> bool:
+def is_vector(row: MeasuredShape) -> bool:
     """Whether a row is a matrix times a vector, which has kernels of its own without tiles."""
     m, n, _ = row["shape"]
     return bool(min(m, n) == 1)
 
 
 @dataclass(frozen=True)
-class Rows:
+class MeasuredShapes:
     """Measured GEMMs as arrays, one place a shape and SM count.
 
     Attributes
@@ -199,7 +201,7 @@ class Rows:
     vector: bool
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Rows:
+    def of(cls, rows: Sequence[MeasuredShape]) -> MeasuredShapes:
         """Read measured rows."""
         by_grid = tiles_by_grid(rows)
         kernels = [kernel_of(row, by_grid) for row in rows]
@@ -220,14 +222,14 @@ class Rows:
         )
 
 
-def unreadable(rows: Sequence[Row]) -> list[str]:
+def unreadable(rows: Sequence[MeasuredShape]) -> list[str]:
     """Names of kernels whose tile is not known: no constant is fitted to their times."""
     by_grid = tiles_by_grid(rows)
     tiled = [row for row in rows if not is_vector(row)]
     return sorted({row["kernels"][0][0] for row in tiled if not kernel_of(row, by_grid).known})
 
 
-def kind(row: Row) -> Key:
+def kind(row: MeasuredShape) -> Key:
     """Dtype and alignment of the kernels that a row's operands can take."""
     m, n, k = row["shape"]
     dtype = row["dtype"]

@@ -16,7 +16,7 @@ from gpuscope.simulator.calibration.fit import descend, digits
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
 from gpuscope.simulator.models.memory_model import moved, slowdowns
 from gpuscope.simulator.models.row_model import row_time
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.simulator.profiles.schema import CopyTimes, MemoryTimes, ProfileFile, RowTimes
 
 _MIB = 1 << 20
@@ -155,7 +155,7 @@ def fit_rows(
     return times(best).model_dump(mode="json")
 
 
-def _cost(profile: Profile, spec: Mapping[str, Any], sms: int) -> KernelCost:
+def _cost(profile: GpuProfile, spec: Mapping[str, Any], sms: int) -> KernelCost:
     """Return what a described workload costs on so many SMs."""
     if spec["kind"] == "copy":
         return profile.copy_cost(spec["nbytes"], sms)
@@ -165,7 +165,7 @@ def _cost(profile: Profile, spec: Mapping[str, Any], sms: int) -> KernelCost:
     return profile.gemm_cost(spec["m"], spec["n"], spec["k"], spec["dtype"], sms, target)
 
 
-def slowdown(profile: Profile, pair: Pair) -> float:
+def slowdown(profile: GpuProfile, pair: Pair) -> float:
     """Return how many times as long a kernel takes beside the other, which always runs."""
     memory, total = profile.memory, profile.layout.sm_count
     victim = _cost(profile, pair.victim, pair.sms)
@@ -225,7 +225,7 @@ def memory_times(values: Mapping[str, float], alone: Mapping[str, Any]) -> Memor
     )
 
 
-def fit_memory(profile: Profile, pairs: Sequence[Pair]) -> MemoryTimes:
+def fit_memory(profile: GpuProfile, pairs: Sequence[Pair]) -> MemoryTimes:
     """Fit how kernels wait for memory beside others.
 
     Parameters
@@ -285,5 +285,5 @@ def fitted(
     }
     if not pairs:
         return made
-    simulated = Profile(ProfileFile.parse(json.dumps(made), "the fit"), "fit")
+    simulated = GpuProfile(ProfileFile.parse(json.dumps(made), "the fit"), "fit")
     return {**made, "memory": fit_memory(simulated, pairs).model_dump(mode="json")}

@@ -13,7 +13,7 @@ from gpuscope.simulator.calibration import host
 from gpuscope.simulator.calibration.calibrator import Progress, real_gpu
 from gpuscope.simulator.calibration.written import check_target, write_profile
 from gpuscope.simulator.engine.jitter import Speeds
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.trace.metadata import TraceMetadata
 
 _SAMPLES = 8
@@ -64,7 +64,7 @@ def calibrate_host(
     """
     target = Path(path)
     check_target(target)
-    file = Profile.load(profile).file
+    file = GpuProfile.load(profile).file
     gpu = real_gpu(device)
     library_path()
     tell = progress or (lambda _share, _what: None)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gpuscope._files import write_text
 from gpuscope.errors import GpuscopeError
-from gpuscope.simulator.calibration.kernels import Key, Row
+from gpuscope.simulator.calibration.kernels import Key, MeasuredShape
 from gpuscope.simulator.engine.jitter import Speeds
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
 from gpuscope.simulator.profiles.schema import DeviceLayout, GemmKernels, ProfileFile
@@ -18,7 +18,7 @@ from gpuscope.simulator.profiles.schema import DeviceLayout, GemmKernels, Profil
 
 def profile_of(
     kinds: Mapping[Key, GemmKernels],
-    rows: Sequence[Row],
+    rows: Sequence[MeasuredShape],
     *,
     name: str,
     device: DeviceLayout,

@@ -22,7 +22,14 @@ from gpuscope.device.raw import Memory, Places
 from gpuscope.device.views import StreamView
 from gpuscope.errors import GpuscopeError, InvalidOperand
 from gpuscope.simulator.engine.host import Pace, SimHost
-from gpuscope.simulator.engine.memory import Buffer, Drawn, SimArray, Version, Write, c_steps
+from gpuscope.simulator.engine.memory import (
+    Buffer,
+    SimArray,
+    UniformValues,
+    Version,
+    Write,
+    c_steps,
+)
 from gpuscope.simulator.engine.ops import CopyOp, Effect, SimStream
 from gpuscope.simulator.models.assumed import PAGEABLE_BYTES_PER_US, STAGED_AT_ONCE_BYTES
 
@@ -118,7 +125,10 @@ class SimMemory(SimHost):
 
     def fill_random(self, array: SimArray, seed: int) -> None:
         """Give the array a version that draws its values when read."""
-        drawn, array = Drawn(seed, array.size, array.dtype), array.bare  # which holds no buffer
+        drawn, array = (
+            UniformValues(seed, array.size, array.dtype),
+            array.bare,
+        )  # which holds no buffer
         array.buffer.version = Version(lambda: array.flat(drawn.values()), recipe=drawn)
 
     def assign(self, array: SimArray, value: npt.ArrayLike | SimArray) -> None:

@@ -24,11 +24,11 @@ from gpuscope.simulator.engine.memory import SimArray, Write
 from gpuscope.simulator.engine.ops import (
     GraphOp,
     HostOp,
-    Record,
+    RecordOp,
     SimEvent,
     SimGraph,
     SimStream,
-    Wait,
+    StreamWait,
 )
 from gpuscope.simulator.engine.together import Latest, Together
 from gpuscope.simulator.models.assumed import GRAPH_LAUNCH_CALL_NS, HOST_FUNCTION_NS
@@ -174,7 +174,7 @@ class SimBackend(SimMemory):
                 self._pay(self._cost["event_record_call_ns"])
                 stream.capture.record(event, stream)
                 return
-            record = Record(stream, 0, correlation)
+            record = RecordOp(stream, 0, correlation)
             self._queue(record, self._cost["event_record_call_ns"])
             event.record, event.captured = record, None
 
@@ -192,7 +192,7 @@ class SimBackend(SimMemory):
                 raise stream.capture.refuse("the stream cannot wait", "StreamCaptureIsolation")
             else:
                 record = event.record
-                self._queue(Wait(stream, 0, record.correlation, record), cost_ns)
+                self._queue(StreamWait(stream, 0, record.correlation, record), cost_ns)
 
     def sync_event(self, event: SimEvent) -> None:
         """Advance the virtual host to the event's latest record."""

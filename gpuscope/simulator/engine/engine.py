@@ -39,11 +39,11 @@ from gpuscope.simulator.engine.ops import (
     KernelOp,
     Op,
     SimStream,
-    Wait,
+    StreamWait,
 )
 from gpuscope.simulator.engine.room import Room
 from gpuscope.simulator.engine.waves import Sharing, Wave, waves_of
-from gpuscope.simulator.models.memory_model import SharedMemory
+from gpuscope.simulator.models.memory_model import LoadedMemory
 
 _R = TypeVar("_R")
 _T = TypeVar("_T")
@@ -70,7 +70,7 @@ class Engine:
         *,
         launch_latency_ns: int,
         kernel_gap_ns: int,
-        memory: SharedMemory | None = None,
+        memory: LoadedMemory | None = None,
     ) -> None:
         self.room = Room(sms)
         self.now_ns = 0
@@ -240,7 +240,7 @@ class Engine:
                 self.function_ns = None
                 self._at(end_ns, self._finish, op)
             return
-        if isinstance(op, Wait):  # remember a record that held the stream back
+        if isinstance(op, StreamWait):  # remember a record that held the stream back
             before_ns = (op.before and op.before.done_ns) or 0
             held = ((op.after and op.after.done_ns) or 0) > max(op.queued_ns, before_ns)
             if held and op.correlation not in op.stream.waited:

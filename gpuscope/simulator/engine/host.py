@@ -18,10 +18,10 @@ from gpuscope.simulator.engine.capture import Capture, refusal
 from gpuscope.simulator.engine.engine import Engine
 from gpuscope.simulator.engine.jitter import Jitter
 from gpuscope.simulator.engine.memory import SimArray
-from gpuscope.simulator.engine.ops import Effect, KernelOp, Op, Record, SimEvent, SimStream
+from gpuscope.simulator.engine.ops import Effect, KernelOp, Op, RecordOp, SimEvent, SimStream
 from gpuscope.simulator.engine.together import Together
 from gpuscope.simulator.models.assumed import PENDING_LAUNCHES
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 
 EPOCH_NS = 1_600_000_000_000_000_000
 """Where every virtual clock starts: fixed, so that a trace is the same byte for byte."""
@@ -47,7 +47,7 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
     """
 
     def __init__(self, profile: str = "h200", *, pace: Pace = "none", jitter: bool = False) -> None:
-        self.profile = Profile.load(profile)
+        self.profile = GpuProfile.load(profile)
         speeds = [(speed.since_us, speed.quantiles) for speed in self.profile.file.jitter]
         self._jitter = Jitter(speeds, noise=jitter)
         self._seen_ns = 0  # what was done by then, a wait has seen
@@ -208,7 +208,7 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
         """
         if op is None or op.done_ns is None:
             return op is None
-        done_ns = op.free_ns if isinstance(op, Record) else op.done_ns
+        done_ns = op.free_ns if isinstance(op, RecordOp) else op.done_ns
         seen_ns = self._host_ns - self._cost["synchronize_return_ns"]
         return done_ns <= max(seen_ns, self._seen_ns)
 

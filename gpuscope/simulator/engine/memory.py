@@ -30,7 +30,7 @@ _addresses = itertools.count(1)
 _ALIGNMENT = 1 << 40  # every buffer has an address range of its own
 
 
-class Drawn(NamedTuple):
+class UniformValues(NamedTuple):
     """Uniform values in [-0.5, 0.5), drawn from a seed."""
 
     seed: int
@@ -43,7 +43,7 @@ class Drawn(NamedTuple):
         return (values - np.float32(0.5)).astype(self.dtype)
 
 
-class Result(NamedTuple):
+class CollectiveResult(NamedTuple):
     """What a collective, by its group and number, left on a rank."""
 
     group: str
@@ -51,7 +51,7 @@ class Result(NamedTuple):
     rank: int
 
 
-Recipe: TypeAlias = "Drawn | Result"
+Recipe: TypeAlias = "UniformValues | CollectiveResult"
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -106,7 +106,7 @@ class Buffer:
         self.version = Version(lambda: np.zeros(size, dtype))
 
 
-class Owner(Protocol):
+class ArrayOwner(Protocol):
     """The simulated GPU that made an array."""
 
     def assign(self, array: SimArray, value: npt.ArrayLike | SimArray) -> None:
@@ -137,7 +137,7 @@ class SimArray:
         What keeps the buffer from being given out again; ``None`` where nothing does.
     """
 
-    owner: Owner
+    owner: ArrayOwner
     buffer: Buffer
     shape: Shape
     steps: Shape

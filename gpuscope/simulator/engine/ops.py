@@ -43,7 +43,7 @@ class Capturing(Protocol):
         """Return the error of a call that a capture forbids, and that spoils it."""
 
 
-class Meeting(Protocol):
+class CollectiveLaunch(Protocol):
     """What a collective's launch has in common with that on other ranks."""
 
     def begin(self, now_ns: int) -> Callable[[], None]:
@@ -63,7 +63,7 @@ class SimEvent:
         The capture and the place in it, if the latest record became part of a graph.
     """
 
-    record: Record | None = None
+    record: RecordOp | None = None
     captured: tuple[Capturing, frozenset[int]] | None = None
 
 
@@ -187,7 +187,7 @@ class KernelOp(WaveOp):
 
     kind = "kernel"
 
-    together: Meeting | None = field(default=None, kw_only=True)
+    together: CollectiveLaunch | None = field(default=None, kw_only=True)
     launch_config: str | None = field(default=None, kw_only=True)
     running: dict[object, None] | None = field(default=None, init=False)
     ready_ns: int = field(default=0, init=False)
@@ -245,7 +245,7 @@ class HostOp(Op):
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class Record(Op):
+class RecordOp(Op):
     """An event's record: done when the work before it is."""
 
     kind = "record"
@@ -254,7 +254,7 @@ class Record(Op):
 
 
 @dataclass(eq=False, repr=False, slots=True)
-class Wait(Op):
+class StreamWait(Op):
     """A stream's wait for one record of an event."""
 
     kind = "wait"

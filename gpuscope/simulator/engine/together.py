@@ -12,7 +12,7 @@ import numpy as np
 from gpuscope._types import Array
 from gpuscope.device.arrays import fitted
 from gpuscope.device.ranks import Begun, Brought, Joint, Place
-from gpuscope.simulator.engine.memory import Drawn, Result, SimArray, Version
+from gpuscope.simulator.engine.memory import CollectiveResult, SimArray, UniformValues, Version
 
 Latest = dict[str, tuple[int, list[Version]]]
 """Group → number of its latest collective, and what each rank brought to it."""
@@ -47,7 +47,7 @@ class Together:
         version = source.buffer.version
         recipe = version.recipe if source.is_whole else None
         group, sequence = joint.key
-        if isinstance(recipe, Result) and recipe[:2] != (group, sequence - 1):
+        if isinstance(recipe, CollectiveResult) and recipe[:2] != (group, sequence - 1):
             recipe = None  # others may have forgotten it
         value: Brought = recipe or np.array(source.view_of(version.value())).reshape(-1)
         begun = Begun(now_ns, joint.what, self.work_ns, value)
@@ -65,7 +65,7 @@ class Together:
         group, sequence = self.joint.key
         inputs = [self._version(value) for value in self.meeting.brought(self.joint.key)]
         self.latest[group] = sequence, inputs
-        result = Result(group, sequence, self.joint.ranks.rank)
+        result = CollectiveResult(group, sequence, self.joint.ranks.rank)
         out, buffer = self.destination, self.destination.buffer
 
         def whole(*values: Array) -> Array:
@@ -75,9 +75,9 @@ class Together:
 
     def _version(self, value: Brought) -> Version:
         """Return what a rank brought as a version of this process."""
-        if isinstance(value, Drawn):
+        if isinstance(value, UniformValues):
             return Version(value.values, recipe=value)
-        if isinstance(value, Result):
+        if isinstance(value, CollectiveResult):
             _, inputs = self.latest[value.group]
             return Version(partial(self.compute, value.rank), inputs)
         array = cast("Array", value)

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from gpuscope.simulator.engine.ops import FULL, KernelOp, WaveOp
 from gpuscope.simulator.engine.room import lowest
 from gpuscope.simulator.models.assumed import IDLE_POWER, POWER_FOLLOWS_NS
-from gpuscope.simulator.models.memory_model import SharedMemory, moved, slowdowns
+from gpuscope.simulator.models.memory_model import LoadedMemory, moved, slowdowns
 
 
 class Wave:
@@ -120,7 +120,7 @@ class Sharing:
         The share of the bandwidth that all would use alone.
     """
 
-    def __init__(self, memory: SharedMemory | None, sm_count: int) -> None:
+    def __init__(self, memory: LoadedMemory | None, sm_count: int) -> None:
         self.waves: dict[Wave, None] = {}
         self.changed = False
         self._memory = memory

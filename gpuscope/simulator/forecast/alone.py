@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gpuscope.simulator.engine.ops import SimStream
 from gpuscope.simulator.forecast.held import ALIKE, same
-from gpuscope.simulator.forecast.program import Place, Program, Work
+from gpuscope.simulator.forecast.program import Program, ReplayedWork, StreamPlace
 from gpuscope.simulator.forecast.replay import Replay
 
 _ROUNDS = 6
@@ -15,7 +15,7 @@ _CLOSE = 1e-4
 """Rounds of the fit end where each piece of work takes so closely what it took."""
 
 
-def fit_alone(program: Program, places: Mapping[int, Place]) -> dict[Work, float]:
+def fit_alone(program: Program, places: Mapping[int, StreamPlace]) -> dict[ReplayedWork, float]:
     """Set the times alone of a recording's kernels.
 
     Returns
@@ -23,7 +23,7 @@ def fit_alone(program: Program, places: Mapping[int, Place]) -> dict[Work, float
     dict
         Work that no kernel is known of → what its time is multiplied with.
     """
-    factors: dict[Work, float] = {}
+    factors: dict[ReplayedWork, float] = {}
     _start_undisturbed(program.works)
     for _ in range(_ROUNDS):
         worst = 0.0
@@ -40,7 +40,7 @@ def fit_alone(program: Program, places: Mapping[int, Place]) -> dict[Work, float
     return {work: factor for work, factor in factors.items() if not work.beside}
 
 
-def _start_undisturbed(works: list[Work]) -> None:
+def _start_undisturbed(works: list[ReplayedWork]) -> None:
     """Begin with what the least disturbed of the same work took.
 
     Work that waits for memory may take what it took because it is slow, or because others are
@@ -56,7 +56,7 @@ def _start_undisturbed(works: list[Work]) -> None:
             work.kernel = work.kernel.taking(ratio, work.sm_count)
 
 
-def _pinned(replay: Replay) -> dict[Work, int]:
+def _pinned(replay: Replay) -> dict[ReplayedWork, int]:
     """Let each piece of work begin when it did, whatever it followed; returns what it takes, ns."""
     for work, op in replay.ops.items():
         lane = op.stream

@@ -15,7 +15,7 @@ from gpuscope._types import Array
 from gpuscope.device.carve import SmLayout, plan_carve
 from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
-from gpuscope.simulator.forecast.program import Place, Program, Work
+from gpuscope.simulator.forecast.program import Program, ReplayedWork, StreamPlace
 from gpuscope.simulator.forecast.replay import Replayed
 from gpuscope.simulator.forecast.seen import ends_seen
 from gpuscope.trace.facts import PartitionFacts, StreamFacts
@@ -87,11 +87,11 @@ class Carving:
         return cls(layout, partitions, masks, of, names)
 
     @property
-    def places(self) -> dict[int, Place]:
+    def places(self) -> dict[int, StreamPlace]:
         """Stream → SMs and priority."""
         whole = (1 << self.layout.sm_count) - 1
         return {
-            number: Place(whole if name is None else self.masks[name], priority)
+            number: StreamPlace(whole if name is None else self.masks[name], priority)
             for number, (name, priority) in self.of.items()
         }
 
@@ -157,7 +157,7 @@ class Carving:
             )
         return after
 
-    def check_sizes(self, after: Carving, sent: Mapping[Work, int]) -> None:
+    def check_sizes(self, after: Carving, sent: Mapping[ReplayedWork, int]) -> None:
         """Refuse to move work of a partition whose size is not known.
 
         Raises
@@ -192,7 +192,7 @@ def as_trace(
     program: Program,
     done: Replayed,
     carving: Carving,
-    sent: Mapping[Work, int],
+    sent: Mapping[ReplayedWork, int],
     forecast: str,
 ) -> Trace:
     """Return the recording's rows at the times of a replay, marked as a forecast."""

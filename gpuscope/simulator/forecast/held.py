@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from gpuscope.simulator.forecast.program import Program, Work, waits
+from gpuscope.simulator.forecast.program import Program, ReplayedWork, waits
 from gpuscope.simulator.models.launch import Launch
 from gpuscope.simulator.recorded import Row
 from gpuscope.trace.model import Trace
@@ -26,11 +26,11 @@ def note_holders(program: Program, trace: Trace) -> None:
     _note_gaps(program, where)
 
 
-def _note_beside(works: list[Work], where: Mapping[Work, _Where]) -> None:
+def _note_beside(works: list[ReplayedWork], where: Mapping[ReplayedWork, _Where]) -> None:
     """Note who ran beside others on the same SMs, and its time without them."""
     kernels = [work for work in works if work.row["kind"] != "memcpy"]
-    running: list[Work] = []
-    shared: dict[Work, list[Work]] = defaultdict(list)
+    running: list[ReplayedWork] = []
+    shared: dict[ReplayedWork, list[ReplayedWork]] = defaultdict(list)
     for work in kernels:
         running = [other for other in running if other.end_ns > work.start_ns]
         for other in running:
@@ -42,7 +42,7 @@ def _note_beside(works: list[Work], where: Mapping[Work, _Where]) -> None:
     for work in kernels:
         if work not in shared:
             usual[same(work)].append(work.alone_ns)
-    least: dict[tuple[object, ...], Work] = {}
+    least: dict[tuple[object, ...], ReplayedWork] = {}
     for work, others in shared.items():
         work.beside = True
         work.alone_ns = _without(work, others)
@@ -58,7 +58,7 @@ def _note_beside(works: list[Work], where: Mapping[Work, _Where]) -> None:
             work.alone_ns = nearest_ns
 
 
-def same(work: Work) -> tuple[object, ...]:
+def same(work: ReplayedWork) -> tuple[object, ...]:
     """Return what tells work from other work: name, launch, workload and SMs."""
     return work.row["name"], work.row["launch_config"], work.row["category"], work.sm_count
 
@@ -76,7 +76,7 @@ def _meet(a: _Where, b: _Where) -> bool:
     return isinstance(a, frozenset) and isinstance(b, frozenset) and bool(a & b)
 
 
-def _taken(work: Work) -> float:
+def _taken(work: ReplayedWork) -> float:
     """Return the share of its SMs that a kernel fills."""
     launch = Launch.parse(work.row["launch_config"])
     if launch is None:
@@ -84,7 +84,7 @@ def _taken(work: Work) -> float:
     return min(1.0, launch.blocks / (launch.occupancy * work.sm_count))
 
 
-def _without(work: Work, others: Iterable[Work]) -> float:
+def _without(work: ReplayedWork, others: Iterable[ReplayedWork]) -> float:
     """Return how long it would have taken alone: who began earlier had the SMs it could fill."""
     earlier = [other for other in others if (other.start_ns, other.id) < (work.start_ns, work.id)]
     cuts = sorted(
@@ -100,10 +100,10 @@ def _without(work: Work, others: Iterable[Work]) -> float:
     return max(1.0, 0.05 * (work.end_ns - work.start_ns), alone_ns)
 
 
-def _note_gaps(program: Program, where: Mapping[Work, _Where]) -> None:
+def _note_gaps(program: Program, where: Mapping[ReplayedWork, _Where]) -> None:
     """Say for each piece of work what held it until it started."""
-    last: dict[tuple[int, int], Work] = {}
-    free: dict[Work, int | None] = {}
+    last: dict[tuple[int, int], ReplayedWork] = {}
+    free: dict[ReplayedWork, int | None] = {}
     delays, gaps = [], []
     held = waits(program.works)
     for work in program.works:
@@ -120,7 +120,7 @@ def _note_gaps(program: Program, where: Mapping[Work, _Where]) -> None:
     program.gap_ns = min(usual_ns, int(np.quantile(gaps, 0.1))) if gaps else usual_ns
     if delays:
         program.latency_ns = max(0, int(np.quantile(delays, 0.05)))
-    ready: dict[Work, int] = {}
+    ready: dict[ReplayedWork, int] = {}
     for work in program.works:
         free_ns = free[work]
         if work.call is None:
@@ -143,7 +143,10 @@ def _note_gaps(program: Program, where: Mapping[Work, _Where]) -> None:
 
 
 def _note_waits_for_sms(
-    works: list[Work], ready: Mapping[Work, int], where: Mapping[Work, _Where], gap_ns: int
+    works: list[ReplayedWork],
+    ready: Mapping[ReplayedWork, int],
+    where: Mapping[ReplayedWork, _Where],
+    gap_ns: int,
 ) -> None:
     """Note who was late while work of other streams held its SMs."""
     latest_ns = list(accumulate((work.end_ns for work in works), max))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from gpuscope.simulator.models.kernel_model import RecordedKernel
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.simulator.recorded import Row
 
 Host: TypeAlias = tuple[int, int]
@@ -27,7 +27,7 @@ _RECORDED = ("id", "start_ns", "end_ns")
 
 
 @dataclass(frozen=True)
-class Place:
+class StreamPlace:
     """Where a stream's work goes: a mask of SMs, and a priority."""
 
     sms: int
@@ -35,7 +35,7 @@ class Place:
 
 
 @dataclass(eq=False)
-class Work:
+class ReplayedWork:
     """A piece of GPU work of the recording, and where it goes in the replay.
 
     Attributes
@@ -71,7 +71,7 @@ class Work:
     gap_ns: int = 0
     late_ns: int = 0
     by_stream: bool = True
-    after: list[Work] = field(default_factory=list)
+    after: list[ReplayedWork] = field(default_factory=list)
     waited_for_sms: bool = False
     beside: bool = False
     sm_count: int = 0
@@ -88,7 +88,7 @@ class Work:
 
 
 @dataclass(eq=False)
-class Call:
+class HostCall:
     """A launch or a wait of a host thread.
 
     Attributes
@@ -113,8 +113,8 @@ class Call:
     start_ns: int
     end_ns: int
     own_ns: int
-    launches: list[Work] = field(default_factory=list)
-    waits_for: list[Work] = field(default_factory=list)
+    launches: list[ReplayedWork] = field(default_factory=list)
+    waits_for: list[ReplayedWork] = field(default_factory=list)
     row: int | None = None
     handle: int | None = None
     paced: bool = False
@@ -160,11 +160,11 @@ class Program:
         Thread of calls → how much longer or shorter the host takes in nine of ten other runs.
     """
 
-    works: list[Work]
-    calls: list[Call]
-    profile: Profile
-    copies: list[Work] = field(default_factory=list)
-    handles: dict[int, list[Work]] = field(default_factory=dict)
+    works: list[ReplayedWork]
+    calls: list[HostCall]
+    profile: GpuProfile
+    copies: list[ReplayedWork] = field(default_factory=list)
+    handles: dict[int, list[ReplayedWork]] = field(default_factory=dict)
     gap_ns: int = 0
     latency_ns: int = 0
     unexplained: int = 0
@@ -173,7 +173,7 @@ class Program:
     host_spread: Mapping[Chain, float] = field(default_factory=dict)
 
     def lags_ns(self, host: Host, ready_ns: int, begins_ns: int) -> tuple[int, ...]:
-        """Return a call's lags: see :class:`Call`."""
+        """Return a call's lags: see :class:`HostCall`."""
         launches = self.launches_ns[host]
         number = bisect_left(launches, (ready_ns,))
         free_ns = max(ready_ns, launches[number - 1][1] if number else 0)
@@ -185,13 +185,13 @@ class Program:
         return (*lags, max(0, begins_ns - free_ns))
 
 
-def waits(works: Iterable[Work]) -> dict[Work, list[Work]]:
+def waits(works: Iterable[ReplayedWork]) -> dict[ReplayedWork, list[ReplayedWork]]:
     """Return what each piece of work waits for; a call's first in its lane, for all of the call.
 
     A product may clear its output first: a wait that the trace notes at the kernel holds that.
     """
-    first: dict[tuple[int | None, tuple[int, int]], Work] = {}
-    held: dict[Work, list[Work]] = defaultdict(list)
+    first: dict[tuple[int | None, tuple[int, int]], ReplayedWork] = {}
+    held: dict[ReplayedWork, list[ReplayedWork]] = defaultdict(list)
     for work in works:
         begins = work if work.call is None else first.setdefault((work.call, work.lane), work)
         for other in work.after:

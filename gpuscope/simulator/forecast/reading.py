@@ -11,8 +11,8 @@ import numpy as np
 
 from gpuscope.errors import MissingEvidence
 from gpuscope.simulator.forecast.held import note_holders
-from gpuscope.simulator.forecast.program import Call, Chain, Host, Program, Work
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.forecast.program import Chain, Host, HostCall, Program, ReplayedWork
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.simulator.recorded import WORK, Recorded, Row, finished_rows
 from gpuscope.trace.columns import ORDERING, linked_rows
 from gpuscope.trace.model import Trace
@@ -30,7 +30,7 @@ _SEEN_NS = 50_000
 
 def read_program(
     trace: Trace,
-    profile: Profile,
+    profile: GpuProfile,
     sm_counts: Mapping[str, int],
     second: Trace | None = None,
 ) -> Program:
@@ -51,7 +51,7 @@ def read_program(
         It was recorded on another GPU than the profile's.
     """
     rows, known = finished_rows(trace), Recorded(trace, profile, second, sm_counts)
-    works = [Work(row) for row in rows if row["kind"] in WORK and row["stream"] is not None]
+    works = [ReplayedWork(row) for row in rows if row["kind"] in WORK and row["stream"] is not None]
     if not works:
         raise MissingEvidence("the trace holds no finished GPU work: there is nothing to replay")
     devices = {work.row["device"] for work in works}
@@ -78,7 +78,7 @@ def read_program(
         for work in call.launches:
             work.call = number
     _note_lags(program, trace.metadata.windows_ns)
-    threads: dict[Chain, list[Call]] = defaultdict(list)
+    threads: dict[Chain, list[HostCall]] = defaultdict(list)
     for call in program.calls:
         threads[call.thread].append(call)
     program.host_spread = {thread: _host_spread(calls) for thread, calls in threads.items()}
@@ -92,7 +92,7 @@ def read_program(
     return program
 
 
-def _choose_lanes(works: Iterable[Work]) -> None:
+def _choose_lanes(works: Iterable[ReplayedWork]) -> None:
     """Give each piece of work a lane of its stream in which it follows the work before it."""
     ends: dict[int, list[int]] = defaultdict(list)
     for work in works:
@@ -105,7 +105,7 @@ def _choose_lanes(works: Iterable[Work]) -> None:
         work.lane = (work.row["stream"], number)
 
 
-def _calls(trace: Trace, rows: Iterable[Row], by_id: Mapping[int, Work]) -> list[Call]:
+def _calls(trace: Trace, rows: Iterable[Row], by_id: Mapping[int, ReplayedWork]) -> list[HostCall]:
     """Return the calls that launched or waited, in their order, each with its work."""
     of_row = {row["id"]: row for row in rows if row["kind"] in ("api", "sync")}
     launched, waited = defaultdict(list), defaultdict(list)
@@ -114,23 +114,23 @@ def _calls(trace: Trace, rows: Iterable[Row], by_id: Mapping[int, Work]) -> list
             launched[edge["from"]].append(by_id[edge["to"]])
         elif edge["kind"] == "host wait" and edge["from"] in by_id:
             waited[edge["to"]].append(by_id[edge["from"]])
-    lanes: dict[tuple[int, int], list[Work]] = defaultdict(list)
+    lanes: dict[tuple[int, int], list[ReplayedWork]] = defaultdict(list)
     for work in by_id.values():
         lanes[work.lane].append(work)
-    calls: list[Call] = []
+    calls: list[HostCall] = []
     for number, row in of_row.items():
         thread = (row["process"] or 0, row["thread"] or 0, "")
         start_ns, end_ns = row["start_ns"], row["end_ns"]
         took_ns = end_ns - start_ns
         if number in launched:
-            call = Call(thread, start_ns, end_ns, took_ns, launched[number], row=number)
+            call = HostCall(thread, start_ns, end_ns, took_ns, launched[number], row=number)
             last_ns = max(work.end_ns for work in call.launches)
             copies = all(work.row["kind"] == "memcpy" for work in call.launches)
             if copies and row["kind"] == "api" and end_ns >= last_ns:  # it waits for them
                 call.waits_for, call.own_ns = list(call.launches), end_ns - last_ns
             calls.append(call)
         elif row["kind"] == "sync":
-            calls.append(Call(thread, start_ns, end_ns, took_ns))
+            calls.append(HostCall(thread, start_ns, end_ns, took_ns))
             is_told = number in waited or "host wait" in trace.metadata.edges
             calls[-1].waits_for = waited[number] if is_told else _awaited(row, lanes)
     for call in calls:
@@ -140,11 +140,11 @@ def _calls(trace: Trace, rows: Iterable[Row], by_id: Mapping[int, Work]) -> list
     return calls
 
 
-def _handles(rows: Iterable[Row], calls: list[Call]) -> dict[int, list[Work]]:
+def _handles(rows: Iterable[Row], calls: list[HostCall]) -> dict[int, list[ReplayedWork]]:
     """Return what each handle's call launched, by the row of it."""
     above = {row["id"]: row["parent"] for row in rows}
     handles = {row["id"] for row in rows if row["kind"] == "handle"}
-    launched: dict[int, list[Work]] = {}
+    launched: dict[int, list[ReplayedWork]] = {}
     for call in calls:
         number = call.row if call.launches else None
         while number is not None and number not in handles:
@@ -174,14 +174,14 @@ def _note_polls(program: Program, rows: Iterable[Row], paced: Container[str]) ->
         done_ns = max(work.end_ns for work in works)
         if thread not in waiting and done_ns <= row["end_ns"]:
             chain, end_ns = (*thread, row["name"]), row["end_ns"]
-            program.calls.append(Call(chain, end_ns, end_ns, 0, waits_for=works, handle=number))
+            program.calls.append(HostCall(chain, end_ns, end_ns, 0, waits_for=works, handle=number))
 
 
 def _note_lags(program: Program, windows_ns: Iterable[tuple[int, int]]) -> None:
     """Say how long the host took to begin each call, and to see what it looks for."""
     lows = sorted(low for low, _ in windows_ns)
     program.launches_ns = launches = defaultdict(list)
-    last: dict[Chain, Call] = {}
+    last: dict[Chain, HostCall] = {}
     over_ns: dict[tuple[Host, int], int] = defaultdict(int)
     rounds: dict[Host, int] = defaultdict(int)  # calls of a foreign trace may overlap
     for call in program.calls:
@@ -203,7 +203,7 @@ def _note_lags(program: Program, windows_ns: Iterable[tuple[int, int]]) -> None:
             launches[call.host].append((call.start_ns, call.end_ns))
 
 
-def _host_spread(calls: Iterable[Call]) -> float:
+def _host_spread(calls: Iterable[HostCall]) -> float:
     """Return how far apart the host's median times of two runs are, as launches of one kind vary.
 
     The times of single launches vary independently of each other, and so their median half as much
@@ -226,9 +226,9 @@ def _host_spread(calls: Iterable[Call]) -> float:
     return float(np.hypot(_HOSTS, _NINE_OF_TEN * of_median * single))
 
 
-def _awaited(row: Row, lanes: Mapping[tuple[int, int], list[Work]]) -> list[Work]:
+def _awaited(row: Row, lanes: Mapping[tuple[int, int], list[ReplayedWork]]) -> list[ReplayedWork]:
     """Return the work that a wait of a host thread was for, where no edge says it."""
-    last: list[Work] = []
+    last: list[ReplayedWork] = []
     name = row["name"].lower()
     everything = row["stream"] is None or "device" in name or "context" in name
     for (stream, _), works in lanes.items():

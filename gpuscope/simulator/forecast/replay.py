@@ -13,9 +13,17 @@ from gpuscope.device.api import KernelCost
 from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.serving import Feed, Request
 from gpuscope.simulator.engine.engine import Engine
-from gpuscope.simulator.engine.ops import CopyOp, KernelOp, SimStream, Wait, WaveOp
-from gpuscope.simulator.forecast.program import Call, Chain, Host, Place, Program, Work, waits
-from gpuscope.simulator.forecast.served_anew import Round
+from gpuscope.simulator.engine.ops import CopyOp, KernelOp, SimStream, StreamWait, WaveOp
+from gpuscope.simulator.forecast.program import (
+    Chain,
+    Host,
+    HostCall,
+    Program,
+    ReplayedWork,
+    StreamPlace,
+    waits,
+)
+from gpuscope.simulator.forecast.served_anew import ServedRound
 from gpuscope.simulator.models.assumed import GRAPH_LAUNCH_CALL_NS
 
 _GRAPH_GAP_NS, _GRAPH_NODE_NS, _GRAPH_STARTS_NS, _GRAPH_FOLLOWS_NS = 280, 1_000, 1_500, 7_500
@@ -45,7 +53,7 @@ class Replayed:
         Id of its row → a request that has its tokens.
     """
 
-    times_ns: Mapping[Work, tuple[int, int]]
+    times_ns: Mapping[ReplayedWork, tuple[int, int]]
     calls_ns: Mapping[int, tuple[int, int]]
     requests: Mapping[int, Request]
 
@@ -76,13 +84,13 @@ class Replay:
     """
 
     program: Program
-    places: Mapping[int, Place]
+    places: Mapping[int, StreamPlace]
     as_recorded: frozenset[int]
-    factors: Mapping[Work, float]
-    streams: Mapping[Work, int] = field(default_factory=dict)
+    factors: Mapping[ReplayedWork, float]
+    streams: Mapping[ReplayedWork, int] = field(default_factory=dict)
     graphs: Mapping[int, int] = field(default_factory=dict)
     lean: int = 0
-    requests: Sequence[Round] = ()
+    requests: Sequence[ServedRound] = ()
     is_as_it_was: bool = False
 
     def __post_init__(self) -> None:
@@ -92,7 +100,7 @@ class Replay:
         self.servings = {
             request: request.make(partial(self._note, request)) for request in self.requests
         }
-        self.begun: set[Round] = set()
+        self.begun: set[ServedRound] = set()
         program, profile = self.program, self.program.profile
         self.host = {
             thread: 1 + self.lean * spread for thread, spread in program.host_spread.items()
@@ -106,7 +114,7 @@ class Replay:
         starts_ns = [work.start_ns for work in program.works[:1]]
         self.first_ns = min(starts_ns + [call.start_ns for call in program.calls[:1]])
         self.lanes: dict[tuple[int, int], SimStream] = {}
-        self.ops: dict[Work, WaveOp] = {
+        self.ops: dict[ReplayedWork, WaveOp] = {
             work: self._op(number, work)
             for number, work in enumerate([*program.works, *program.copies])
         }
@@ -120,12 +128,12 @@ class Replay:
             for number, call in enumerate(program.calls)
             if number not in self.served
         )
-        self.before: dict[Work, Work] = {}
-        self.then: dict[Work, Work] = {}
-        self.queued: set[Work] = set()
-        self.held: dict[Work, int] = {}
+        self.before: dict[ReplayedWork, ReplayedWork] = {}
+        self.then: dict[ReplayedWork, ReplayedWork] = {}
+        self.queued: set[ReplayedWork] = set()
+        self.held: dict[ReplayedWork, int] = {}
         self.waits = waits([*program.works, *program.copies])
-        queues: dict[SimStream, list[Work]] = defaultdict(list)
+        queues: dict[SimStream, list[ReplayedWork]] = defaultdict(list)
         for work, op in self.ops.items():
             if work.call not in self.served:  # those are queued as they are launched
                 queues[op.stream].append(work)
@@ -135,7 +143,7 @@ class Replay:
             for before, work in pairwise(queue):
                 self.before[work], self.then[before] = before, work
 
-    def _lane(self, work: Work) -> SimStream:
+    def _lane(self, work: ReplayedWork) -> SimStream:
         stream = self.streams.get(work, work.lane[0])
         key = (stream, work.lane[1] if stream == work.lane[0] else 0)
         if key not in self.lanes:
@@ -143,7 +151,7 @@ class Replay:
             self.lanes[key] = SimStream(len(self.lanes) + 1, home.sms, home.priority)
         return self.lanes[key]
 
-    def _op(self, number: int, work: Work) -> WaveOp:
+    def _op(self, number: int, work: ReplayedWork) -> WaveOp:
         stream = self._lane(work)
         kept = work.row["stream"] in self.as_recorded
         gap_ns = work.gap_ns + (self._late_ns(work) if work.by_stream else 0)
@@ -186,12 +194,12 @@ class Replay:
         )
         return KernelOp(stream, 0, number, work.row["name"], None, cost)
 
-    def _begins_graph(self, work: Work) -> bool:
+    def _begins_graph(self, work: ReplayedWork) -> bool:
         """Return whether it is the first work of a graph's first call."""
         first = work.call == self.graphs.get(work.call or 0)
         return first and work is self.program.calls[work.call or 0].launches[0]
 
-    def _late_ns(self, work: Work) -> int:
+    def _late_ns(self, work: ReplayedWork) -> int:
         """Return how late work starts for no known reason: SMs that were taken are the engine's."""
         kept = work.row["stream"] in self.as_recorded
         return 0 if work.waited_for_sms and not kept else work.late_ns
@@ -232,7 +240,7 @@ class Replay:
                     heapq.heappush(due, (then_ns, number))
         return Replayed(self.times_ns(), self.calls_ns, self.answered)
 
-    def times_ns(self) -> Mapping[Work, tuple[int, int]]:
+    def times_ns(self) -> Mapping[ReplayedWork, tuple[int, int]]:
         """Return when work ran, that of calls that requests did not need left out."""
         times_ns = {}
         for work, op in self.ops.items():
@@ -246,7 +254,7 @@ class Replay:
             times_ns[work] = op.start_ns, op.done_ns
         return times_ns
 
-    def _note(self, one: Round, request: Request) -> None:
+    def _note(self, one: ServedRound, request: Request) -> None:
         self.answered[one.rows[request.number]] = request
 
     def _thread(self, places: list[int]) -> Iterator[int]:
@@ -254,7 +262,7 @@ class Replay:
         now_ns = yield from self._begun(places[0], self.program.calls[places[0]].start_ns)
         yield from self._make(places, now_ns)
 
-    def _host_ns(self, call: Call, time_ns: int) -> int:
+    def _host_ns(self, call: HostCall, time_ns: int) -> int:
         """Return how long the host takes for what it took so long for; a pause stays as it is."""
         return time_ns if time_ns > _PAUSE_NS else round(time_ns * self.host[call.thread])
 
@@ -279,7 +287,7 @@ class Replay:
                 break
         return now_ns
 
-    def _serve(self, one: Round, feed: Feed, turns: Sequence[list[int]]) -> Iterator[int]:
+    def _serve(self, one: ServedRound, feed: Feed, turns: Sequence[list[int]]) -> Iterator[int]:
         """Make a workload's calls as requests need them."""
         while one.follows is not None and not self.servings[one.follows].decode.over:
             yield _WAITS
@@ -302,9 +310,9 @@ class Replay:
 
     def _make(self, places: list[int], now_ns: int) -> Generator[int, None, int]:
         """Make calls, from a time on; returns when the last is over."""
-        before: Call | None = None
+        before: HostCall | None = None
         latest = {self.graphs[position]: position for position in places if position in self.graphs}
-        nodes: dict[int, list[Work]] = defaultdict(list)
+        nodes: dict[int, list[ReplayedWork]] = defaultdict(list)
         for position in places:
             call = self.program.calls[position]
             leader = self.graphs.get(position)
@@ -339,7 +347,7 @@ class Replay:
             before = call
         return now_ns
 
-    def _reached(self, place: int, before: Call, now_ns: int) -> Generator[int, None, int]:
+    def _reached(self, place: int, before: HostCall, now_ns: int) -> Generator[int, None, int]:
         """Wait until the host begins the call after one, or sees done what it looks for."""
         call = self.program.calls[place]
         if before.round < call.round:
@@ -352,24 +360,24 @@ class Replay:
         ready_ns = max(now_ns, call.start_ns) if call.paced else now_ns
         return (yield from self._begun(place, ready_ns))
 
-    def _done(self, work: Work, now_ns: int) -> Generator[int, None, int]:
+    def _done(self, work: ReplayedWork, now_ns: int) -> Generator[int, None, int]:
         """Wait until work is done."""
         op = self.ops[work]
         while op.done_ns is None:
             yield _WAITS
         return max(now_ns, op.done_ns)
 
-    def _submit(self, work: Work, now_ns: int) -> None:
+    def _submit(self, work: ReplayedWork, now_ns: int) -> None:
         """Queue work once what is before it in its lane is queued, and what was held for it."""
         if work in self.before and self.before[work] not in self.queued:
             self.held[work] = now_ns
             return
-        at: Work | None = work
+        at: ReplayedWork | None = work
         while at is not None:
             op = self.ops[at]
             now_ns = self.held.pop(at, now_ns)
             for other in self.waits.get(at, ()):
-                self.engine.submit(Wait(op.stream, now_ns, 0, self.ops[other]))
+                self.engine.submit(StreamWait(op.stream, now_ns, 0, self.ops[other]))
             if at.call in self.graphs:
                 op.queued_ns = now_ns + _GRAPH_STARTS_NS
             elif at.call is not None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from gpuscope.simulator.forecast.program import Program, Work
+from gpuscope.simulator.forecast.program import Program, ReplayedWork
 from gpuscope.simulator.forecast.replay import Replayed
 
 _RETURNS_NS = 20_000
 """From the end of a wait until who called it goes on, at most."""
 
 
-def ends_seen(program: Program, done: Replayed) -> Callable[[int, Sequence[Work], int, int], int]:
+def ends_seen(
+    program: Program, done: Replayed
+) -> Callable[[int, Sequence[ReplayedWork], int, int], int]:
     """Return what says when the host of a replay sees a handle's call done.
 
     It takes the handle's number and its works, and when the call ended in the recording and by how
@@ -21,7 +23,7 @@ def ends_seen(program: Program, done: Replayed) -> Callable[[int, Sequence[Work]
     """
     calls, calls_ns = program.calls, done.calls_ns
     looks: dict[int, int] = {}
-    waits: dict[Work, list[int]] = defaultdict(list)
+    waits: dict[ReplayedWork, list[int]] = defaultdict(list)
     for number, call in enumerate(calls):
         if call.launches or number not in calls_ns:
             continue
@@ -30,7 +32,7 @@ def ends_seen(program: Program, done: Replayed) -> Callable[[int, Sequence[Work]
         for work in call.waits_for:
             waits[work].append(number)
 
-    def end_ns(handle: int, works: Sequence[Work], recorded_ns: int, warped_ns: int) -> int:
+    def end_ns(handle: int, works: Sequence[ReplayedWork], recorded_ns: int, warped_ns: int) -> int:
         if handle in looks:
             return calls_ns[looks[handle]][1]
         waited = [

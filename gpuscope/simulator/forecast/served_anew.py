@@ -17,7 +17,7 @@ from gpuscope.analysis.requests_analysis import requests
 from gpuscope.errors import InvalidExperiment, MissingEvidence
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.serving import Feed, Request, Serving, draws, share
-from gpuscope.simulator.forecast.program import Program, Work
+from gpuscope.simulator.forecast.program import Program, ReplayedWork
 from gpuscope.trace.metadata import NO_THREAD
 from gpuscope.trace.model import Trace
 from gpuscope.workloads.requests import RequestsSpec
@@ -27,7 +27,7 @@ Turn = list[int]
 
 
 @dataclass(frozen=True, eq=False)
-class Round:
+class ServedRound:
     """The requests of one round.
 
     Attributes
@@ -46,7 +46,7 @@ class Round:
 
     make: Callable[[Callable[[Request], None]], Serving]
     begin_ns: int
-    follows: Round | None
+    follows: ServedRound | None
     rows: Mapping[int, int]
     prefill: Sequence[Turn]
     decode: Sequence[Turn]
@@ -70,7 +70,7 @@ class Requests:
         Of each call that is made again: id of a row → id of its copy.
     """
 
-    rounds: list[Round] = field(default_factory=list)
+    rounds: list[ServedRound] = field(default_factory=list)
     why: str = ""
     copies: list[dict[int, int]] = field(default_factory=list)
 
@@ -78,8 +78,8 @@ class Requests:
 def requests_of(
     trace: Trace,
     program: Program,
-    factors: dict[Work, float],
-    streams: dict[Work, int],
+    factors: dict[ReplayedWork, float],
+    streams: dict[ReplayedWork, int],
     graphs: dict[int, int],
 ) -> Requests:
     """Return what of requests a trace holds; adds copies of calls to the program where needed.
@@ -106,7 +106,7 @@ def requests_of(
     for name, spec in experiment.workloads.items():
         if not isinstance(spec, RequestsSpec):
             continue
-        before: Round | None = None
+        before: ServedRound | None = None
         requests_of_name = {row["name"]: row for row in rows if row["category"] == name}
         parts = [experiment.workloads[part] for part in (spec.prefill, spec.decode)]
         if any(part.max_queued > 1 or part.waits_on for part in parts):
@@ -140,7 +140,7 @@ def requests_of(
                     usual_ns = lags_ns.get(like[0], (0,))  # copies find their thread free
                     lags_ns.setdefault(turn[0], usual_ns[-1:])
             prefill, decode = enough.values()
-            before = Round(make, begin_ns, before, rows_of, prefill, decode, lags_ns)
+            before = ServedRound(make, begin_ns, before, rows_of, prefill, decode, lags_ns)
             anew.rounds.append(before)
     return anew
 
@@ -226,8 +226,8 @@ class _Copier:
     """
 
     program: Program
-    factors: dict[Work, float]
-    streams: dict[Work, int]
+    factors: dict[ReplayedWork, float]
+    streams: dict[ReplayedWork, int]
     graphs: dict[int, int]
     fresh: Iterator[int]
     copies: list[dict[int, int]]
@@ -247,7 +247,7 @@ class _Copier:
                 renamed[old] = next(self.fresh)
             return None if old is None else renamed[old]
 
-        again: dict[Work, Work] = {}
+        again: dict[ReplayedWork, ReplayedWork] = {}
         places = dict(zip(turn, itertools.count(len(program.calls)), strict=False))
         for position in turn:
             call = program.calls[position]

@@ -15,7 +15,7 @@ from gpuscope.experiments.experiment import Experiment
 from gpuscope.formats.reading import load_trace
 from gpuscope.formats.writing import export
 from gpuscope.search.scale_out import locked
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.workloads.builtin import TraceSpec
 from gpuscope.workloads.python_kind import PYTHON
 from gpuscope.workloads.spec import WorkloadSpec
@@ -69,7 +69,7 @@ class Simulated:
         if is_real(device):
             profile, workloads = gpu_profile, experiment.workloads.items()
             self._foreign = [name for name, spec in workloads if PYTHON in spec.kind.split(":")]
-            if Profile.load(profile).layout != device.layout:
+            if GpuProfile.load(profile).layout != device.layout:
                 raise MissingEvidence(f"the GPU profile {profile} is of another GPU")
             for name in self._foreign:
                 if any(path.startswith(f"workloads.{name}.") for path in parameters):

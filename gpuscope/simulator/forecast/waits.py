@@ -12,14 +12,14 @@ import numpy as np
 
 from gpuscope._checks import given
 from gpuscope.errors import InvalidArgument
-from gpuscope.simulator.forecast.program import Call, Host, Program, Work
+from gpuscope.simulator.forecast.program import Host, HostCall, Program, ReplayedWork
 from gpuscope.simulator.recorded import Row, finished_rows
 from gpuscope.trace.model import Trace
 
 Waits: TypeAlias = Sequence[tuple[int, int]]
 """Pairs of span ids."""
 
-_Timed = TypeVar("_Timed", Row, Call)
+_Timed = TypeVar("_Timed", Row, HostCall)
 _RECORD = ("event.record", "cudaEventRecord", "cuEventRecord")
 _WAIT = ("stream.wait", "cudaStreamWaitEvent", "cuStreamWaitEvent")
 """How the names of calls begin that record an event, and that let a stream wait for one."""
@@ -37,7 +37,7 @@ def change_waits(program: Program, trace: Trace, add: Waits, drop: Waits | Liter
         return
     by_id = {work.id: work for work in program.works}
 
-    def pair(name: str, ids: tuple[int, int]) -> tuple[Work, Work]:
+    def pair(name: str, ids: tuple[int, int]) -> tuple[ReplayedWork, ReplayedWork]:
         for number in ids:
             if number not in by_id:
                 raise InvalidArgument(
@@ -55,7 +55,7 @@ def change_waits(program: Program, trace: Trace, add: Waits, drop: Waits | Liter
             work.after.clear()
         host.drop_all()
     else:
-        dropped = defaultdict[Work, list[Work]](list)
+        dropped = defaultdict[ReplayedWork, list[ReplayedWork]](list)
         for ids in drop:
             first, then = pair("drop_waits", ids)
             if first not in then.after:
@@ -98,7 +98,7 @@ class _Host:
             (self.waits if is_wait else self.records)[row["stream"]].append(row)
             took_ns[is_wait].append(row["end_ns"] - row["start_ns"])
         self.launches: dict[int, list[int]] = defaultdict(list)
-        self.calls: dict[Host, list[Call]] = defaultdict(list)
+        self.calls: dict[Host, list[HostCall]] = defaultdict(list)
         for call in program.calls:
             if not call.looks:  # the others are in the order of their starts
                 self.calls[call.host].append(call)
@@ -127,7 +127,7 @@ class _Host:
             ):
                 self._shift(before)
 
-    def drop(self, dropped: Mapping[Work, Iterable[Work]]) -> None:
+    def drop(self, dropped: Mapping[ReplayedWork, Iterable[ReplayedWork]]) -> None:
         """Take off the calls that made work wait for others, as far as nothing else needs them."""
         gone: dict[int, Row] = {}
         needed = {other for work in self.program.works for other in work.after}
@@ -156,7 +156,7 @@ class _Host:
             _lag(call, row["start_ns"] - row["end_ns"])
 
 
-def _lag(call: Call, time_ns: int) -> None:
+def _lag(call: HostCall, time_ns: int) -> None:
     """Let the host begin a call later, or earlier as far as it can."""
     *others_ns, last_ns = call.lags_ns
     call.lags_ns = (*others_ns, max(0, last_ns + time_ns))
@@ -165,8 +165,8 @@ def _lag(call: Call, time_ns: int) -> None:
 def _between(rows: list[_Timed], low_ns: int, high_ns: int) -> list[_Timed]:
     """Return the rows or calls that start between two times."""
 
-    def start_ns(timed: Row | Call) -> int:
-        return timed.start_ns if isinstance(timed, Call) else int(timed["start_ns"])
+    def start_ns(timed: Row | HostCall) -> int:
+        return timed.start_ns if isinstance(timed, HostCall) else int(timed["start_ns"])
 
     low, high = (bisect_left(rows, at_ns, key=start_ns) for at_ns in (low_ns, high_ns))
     return rows[low:high]

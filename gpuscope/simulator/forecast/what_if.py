@@ -16,12 +16,12 @@ from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
 from gpuscope.simulator.forecast.alone import fit_alone
 from gpuscope.simulator.forecast.forecast import Carving, Change, as_trace, described
-from gpuscope.simulator.forecast.program import Program, Work
+from gpuscope.simulator.forecast.program import Program, ReplayedWork
 from gpuscope.simulator.forecast.reading import read_program
 from gpuscope.simulator.forecast.replay import Replay
 from gpuscope.simulator.forecast.served_anew import requests_of, with_copies
 from gpuscope.simulator.forecast.waits import Waits, change_waits
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import range_label
 from gpuscope.trace.run import Run
@@ -118,7 +118,7 @@ def what_if(
     >>> list(run), run["forecast"].is_simulated  # doctest: +NORMALIZE_WHITESPACE
     (['recorded', 'forecast', 'forecast, low', 'forecast, high', 'forecast of no change'], True)
     """
-    profile = Profile.load(str(gpu_profile).removeprefix("sim:"))
+    profile = GpuProfile.load(str(gpu_profile).removeprefix("sim:"))
     sm_counts = dict(recorded_sms or {})
     program = read_program(trace, profile, sm_counts, second)
     before = Carving.recorded(trace, program, sm_counts)
@@ -193,9 +193,11 @@ def _plain(number: Real) -> int | float:
 
 
 # -- changes -------------------------------------------------------------------------------
-def _matching(program: Program, patterns: Mapping[str, object], what: str) -> dict[Work, str]:
+def _matching(
+    program: Program, patterns: Mapping[str, object], what: str
+) -> dict[ReplayedWork, str]:
     """Return the kernels that each pattern means; the last that matches counts."""
-    hits: dict[Work, str] = {}
+    hits: dict[ReplayedWork, str] = {}
     for pattern in patterns:
         works = [
             work
@@ -214,7 +216,7 @@ def _matching(program: Program, patterns: Mapping[str, object], what: str) -> di
     return hits
 
 
-def _moved(program: Program, move: Mapping[str, str], carving: Carving) -> dict[Work, int]:
+def _moved(program: Program, move: Mapping[str, str], carving: Carving) -> dict[ReplayedWork, int]:
     sent = {}
     for work, pattern in _matching(program, move, "move").items():
         name = move[pattern]
@@ -225,7 +227,9 @@ def _moved(program: Program, move: Mapping[str, str], carving: Carving) -> dict[
     return sent
 
 
-def _factors(program: Program, given_factors: Mapping[str, float], what: str) -> dict[Work, float]:
+def _factors(
+    program: Program, given_factors: Mapping[str, float], what: str
+) -> dict[ReplayedWork, float]:
     """Return the factor of each kernel that a pattern means."""
     for pattern, factor in given_factors.items():
         if not 0 < factor < 1e6:

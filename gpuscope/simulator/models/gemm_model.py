@@ -203,7 +203,7 @@ def traits(shape: tuple[int, int, int], believed: int, layout: SmLayout) -> Arra
 
 
 @dataclass(frozen=True)
-class Library:
+class GemmLibrary:
     """One kind of a library's kernels on a GPU, and how the library chooses among them.
 
     Attributes

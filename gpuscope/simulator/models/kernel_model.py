@@ -17,7 +17,7 @@ from functools import cached_property
 from gpuscope.device.api import KernelCost
 from gpuscope.simulator.models.known import Known
 from gpuscope.simulator.models.launch import WARP, Launch, packed
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 
 _TILE = re.compile(r"_(\d+)x(\d+)_\d+x\d+")
 _REACHED = 0.86
@@ -119,7 +119,7 @@ class RecordedKernel:
     name: str
     launch: Launch | None
     times_ns: Mapping[int, float]
-    profile: Profile = field(repr=False)
+    profile: GpuProfile = field(repr=False)
     known: Known | None = None
     scaling: Scaling = SCALING
     scale: float = 1.0

@@ -9,7 +9,7 @@ from typing import ClassVar, TypeAlias
 from gpuscope.device.api import KernelCost
 from gpuscope.device.carve import sm_count_to_tell
 from gpuscope.device.dtypes import DTYPES
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 
 _SIZE = r"([1-9]\d{0,9})"
 _PRODUCT = re.compile(rf"gemm_(\w+)_{_SIZE}x{_SIZE}x{_SIZE}")
@@ -32,7 +32,7 @@ class Product:
     dtype: str
     target: int | None = None
 
-    def cost(self, profile: Profile, sm_count: int, scale: float) -> KernelCost:
+    def cost(self, profile: GpuProfile, sm_count: int, scale: float) -> KernelCost:
         """Return the cost of so many times m."""
         layout, target = profile.layout, self.target
         if target is None:
@@ -44,14 +44,14 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Softmax:
+class SoftmaxModel:
     """A softmax over the rows of a float32 matrix."""
 
     kind: ClassVar[str] = "softmax"
     rows: int
     columns: int
 
-    def cost(self, profile: Profile, sm_count: int, scale: float) -> KernelCost:
+    def cost(self, profile: GpuProfile, sm_count: int, scale: float) -> KernelCost:
         """Return the cost of so many times the rows."""
         return profile.softmax_cost(max(1, round(self.rows * scale)), self.columns, sm_count)
 
@@ -63,12 +63,12 @@ class Copied:
     kind: ClassVar[str] = "copy"
     nbytes: int
 
-    def cost(self, profile: Profile, sm_count: int, scale: float) -> KernelCost:
+    def cost(self, profile: GpuProfile, sm_count: int, scale: float) -> KernelCost:
         """Return the cost of so many times the bytes."""
         return profile.copy_cost(max(1, round(self.nbytes * scale)), sm_count)
 
 
-Known: TypeAlias = Product | Softmax | Copied
+Known: TypeAlias = Product | SoftmaxModel | Copied
 """What a kernel of ours computes."""
 
 
@@ -98,7 +98,7 @@ def known_of(
     if name == "copy_kernel" and moved:
         return Copied(moved)
     if name == "softmax_kernel" and blocks and moved:  # a block for each row of float32
-        return Softmax(blocks, max(1, moved // (4 * blocks)))
+        return SoftmaxModel(blocks, max(1, moved // (4 * blocks)))
     for text in (name, launched_by):
         match = _PRODUCT.fullmatch(text)
         if match is None or match[1] not in DTYPES:

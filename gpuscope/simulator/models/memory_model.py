@@ -24,7 +24,7 @@ _MOST_ALONE = 0.97
 _STEPS, _CLOSE = 12, 1e-3
 
 
-class SharedMemory(NamedTuple):
+class LoadedMemory(NamedTuple):
     """Device memory and the cache before it.
 
     Attributes

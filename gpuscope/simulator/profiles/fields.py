@@ -25,7 +25,7 @@ Range = Annotated[tuple[PositiveInt, PositiveInt], Field(min_length=2, max_lengt
 Tile = Annotated[tuple[Side, Side, Side, Side], Field(min_length=4, max_length=4)]
 
 
-class Part(BaseModel):
+class ProfilePart(BaseModel):
     """Base of the parts of a profile."""
 
     model_config = ConfigDict(

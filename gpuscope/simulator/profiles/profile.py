@@ -17,15 +17,15 @@ from gpuscope.device.carve import SmLayout
 from gpuscope.device.dtypes import Dtype
 from gpuscope.errors import DeviceUnavailable
 from gpuscope.simulator.models import collective_model
-from gpuscope.simulator.models.gemm_model import ITEM_BYTES, Library, alignment, grid
+from gpuscope.simulator.models.gemm_model import ITEM_BYTES, GemmLibrary, alignment, grid
 from gpuscope.simulator.models.launch import packed
-from gpuscope.simulator.models.memory_model import SharedMemory, share_cached
+from gpuscope.simulator.models.memory_model import LoadedMemory, share_cached
 from gpuscope.simulator.models.row_model import BLOCKS_HELD, row_time
 from gpuscope.simulator.profiles.schema import MemoryTimes, ProfileFile
 
 _GemmKey = tuple[int, int, int, str, int, int]
 
-_read: dict[str, Profile] = {}
+_read: dict[str, GpuProfile] = {}
 """Profiles that were read from files, by their keys."""
 _LAUNCH_SHARE = 0.6
 """Most that the launch, which loaded memory does not lengthen, is of a kernel's time."""
@@ -60,7 +60,7 @@ def shipped() -> list[str]:
 
 
 @dataclass(frozen=True)
-class Profile:
+class GpuProfile:
     """A simulated GPU's layout, host costs and kernel times.
 
     Attributes
@@ -77,13 +77,13 @@ class Profile:
     _products: dict[_GemmKey, _Product] = field(default_factory=dict, compare=False, repr=False)
     _costs: dict[_GemmKey, KernelCost] = field(default_factory=dict, compare=False, repr=False)
 
-    def with_memory(self, memory: MemoryTimes) -> Profile:
+    def with_memory(self, memory: MemoryTimes) -> GpuProfile:
         """Return it with another cache and memory."""
         file = self.file.model_copy(update={"memory": memory})
-        return Profile(file, self.key, self._products)
+        return GpuProfile(file, self.key, self._products)
 
     @classmethod
-    def load(cls, name: str) -> Profile:
+    def load(cls, name: str) -> GpuProfile:
         """Load a profile that ships with the package, or the file of a path ending in .json.
 
         The key of a file's profile gives it again, as it was read, in this process.
@@ -109,7 +109,7 @@ class Profile:
         return cls(_parsed(file.read_bytes(), file.name), name)
 
     @classmethod
-    def read(cls, path: Path) -> Profile:
+    def read(cls, path: Path) -> GpuProfile:
         """Read a profile from a file.
 
         Raises
@@ -139,11 +139,11 @@ class Profile:
         return self.file.constants.model_dump()
 
     @cached_property
-    def memory(self) -> SharedMemory:
+    def memory(self) -> LoadedMemory:
         """Device memory and the cache, as all that runs shares them."""
         memory = self.file.memory
         bandwidth = self.constants["device_copy_bytes_per_us"]
-        return SharedMemory(bandwidth, memory.smallest_share, memory.cache_bytes)
+        return LoadedMemory(bandwidth, memory.smallest_share, memory.cache_bytes)
 
     # -- GEMM -------------------------------------------------------------------------
     def gemm_cost(self, m: int, n: int, k: int, dtype: str, sm_count: int, told: int) -> KernelCost:
@@ -170,15 +170,15 @@ class Profile:
             cost = self._costs[key] = self._product_cost(product, cast("Dtype", dtype), sm_count)
         return cost
 
-    def library(self, m: int, n: int, k: int, dtype: str) -> Library:
+    def library(self, m: int, n: int, k: int, dtype: str) -> GemmLibrary:
         """Return the kind of kernels that operands of these sizes are aligned for."""
         width = alignment(m, n, k, dtype)
         return next(kind for kind in self._libraries[dtype] if kind.kernels.alignment <= width)
 
     @cached_property
-    def _libraries(self) -> dict[str, list[Library]]:
+    def _libraries(self) -> dict[str, list[GemmLibrary]]:
         return {
-            dtype: [Library(kind, ITEM_BYTES[dtype], self.layout) for kind in kinds]
+            dtype: [GemmLibrary(kind, ITEM_BYTES[dtype], self.layout) for kind in kinds]
             for dtype, kinds in self.file.gemm.items()
         }
 

@@ -18,9 +18,9 @@ from gpuscope.simulator.profiles.fields import (
     MOST_SMS,
     Exponent,
     NonNegativeFloat,
-    Part,
     PositiveFloat,
     PositiveInt,
+    ProfilePart,
     Quantiles,
     Range,
     Share,
@@ -30,7 +30,7 @@ from gpuscope.simulator.profiles.fields import (
 )
 
 
-class DeviceLayout(Part):
+class DeviceLayout(ProfilePart):
     """The GPU."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -54,7 +54,7 @@ class DeviceLayout(Part):
         return SmLayout(self.quantum_sm_count, self.quanta, self.remainder_sm_count)
 
 
-class Measured(Part):
+class Measured(ProfilePart):
     """The origin of the figures."""
 
     driver: str
@@ -69,7 +69,7 @@ class Measured(Part):
     """measured GEMM times in the fit"""
 
 
-class HostCosts(Part):
+class HostCosts(ProfilePart):
     """Costs of calls and overheads around kernels."""
 
     launch_call_ns: PositiveInt
@@ -100,7 +100,7 @@ class HostCosts(Part):
     """rate of copies on the device, counting reads and writes"""
 
 
-class HostSpeed(Part):
+class HostSpeed(ProfilePart):
     """How fast the host goes from a launch until the next one."""
 
     since_us: Annotated[
@@ -121,7 +121,7 @@ class HostSpeed(Part):
         return quantiles
 
 
-class Transfers(Part):
+class Transfers(ProfilePart):
     """Times of copies and memsets by size, as measured: pairs of bytes and µs.
 
     Between two sizes the time is interpolated by bytes, and beyond the largest its rate holds.
@@ -150,7 +150,7 @@ class Transfers(Part):
         return times
 
 
-class CopyTimes(Part):
+class CopyTimes(ProfilePart):
     """An element-wise copy kernel: launch + bytes / rate, counting reads and writes."""
 
     launch_us: PositiveFloat
@@ -165,7 +165,7 @@ class CopyTimes(Part):
     """sharpness of the transition from the first bound to the second"""
 
 
-class RowTimes(Part):
+class RowTimes(ProfilePart):
     """A softmax in float32, one thread block of 256 threads for each row; an SM holds eight.
 
     launch + soft maximum of latency, an SM's work, and the data from its load units, the cache and
@@ -192,7 +192,7 @@ class RowTimes(Part):
     """exponent of the soft maximum"""
 
 
-class Exposure(Part):
+class Exposure(ProfilePart):
     """By how much of its time on an idle memory a kernel grows for each multiple of the latency."""
 
     copies: NonNegativeFloat
@@ -205,7 +205,7 @@ class Exposure(Part):
     """other products, by dtype"""
 
 
-class VectorTimes(Part):
+class VectorTimes(ProfilePart):
     """A matrix × vector whose matrix the cache does not hold: launch + bytes / rate."""
 
     sm_bytes_per_us: PositiveFloat
@@ -216,7 +216,7 @@ class VectorTimes(Part):
     """sharpness of the transition from the first bound to the second"""
 
 
-class MemoryTimes(Part):
+class MemoryTimes(ProfilePart):
     """The cache, and how loaded memory slows kernels: see `simulator/models/memory_model.py`."""
 
     cached_bytes: Range
@@ -245,7 +245,7 @@ class MemoryTimes(Part):
     """bytes that memory moves for each byte of rows that the cache lost before it is read again"""
 
 
-class KernelTimes(Part):
+class KernelTimes(ProfilePart):
     """Constants for the time of one kind of GEMM kernel; 1 for those that do not apply."""
 
     persistent: bool
@@ -290,7 +290,7 @@ class KernelTimes(Part):
     for long"""
 
 
-class Choice(Part):
+class KernelChoice(ProfilePart):
     """Exceptions to the rule that the library chooses the fastest kernel."""
 
     split_k_at_least: PositiveInt
@@ -311,7 +311,7 @@ class Choice(Part):
     logarithm of a factor is their product with `gemm_model.traits` of it; empty: by nothing"""
 
 
-class GemmKernels(Part):
+class GemmKernels(ProfilePart):
     """Kernels for operands of one alignment."""
 
     alignment: Literal[16, 8, 4, 2]
@@ -320,11 +320,11 @@ class GemmKernels(Part):
     """rows, columns, step along k, blocks that one SM holds"""
     times: KernelTimes
     """constants of the time"""
-    choice: Choice
+    choice: KernelChoice
     """exceptions in the choice of the kernel"""
 
 
-class ProfileFile(Part):
+class ProfileFile(ProfilePart):
     """A whole GPU profile."""
 
     schema_version: Literal[6] = Field(alias="schema")

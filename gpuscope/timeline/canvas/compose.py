@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpuscope.timeline import plotly_parts, style
 from gpuscope.timeline.canvas import tiles
-from gpuscope.timeline.canvas.snapshot import STRIPE, Drawn, Frame, Legend, Snapshot
+from gpuscope.timeline.canvas.snapshot import STRIPE, DrawnFrame, Frame, Legend, Snapshot
 from gpuscope.timeline.canvas.window import Window, widened
 from gpuscope.timeline.hatches import HATCHES
 from gpuscope.timeline.index import OPEN_NS
@@ -28,7 +28,7 @@ costs a second pass."""
 _IN_COLUMNS = ", narrow ones as columns of busy time"
 
 
-def compose_frame(snapshot: Snapshot, before: Drawn | None) -> Drawn:
+def compose_frame(snapshot: Snapshot, before: DrawnFrame | None) -> DrawnFrame:
     """Make a frame; of what seldom changes it has what is new since the frame ``before``."""
     fetched = widened(snapshot.window_ns, snapshot.margin)
     pixels = max(1, round(snapshot.pixels * (1 + 2 * snapshot.margin)))
@@ -43,7 +43,7 @@ def compose_frame(snapshot: Snapshot, before: Drawn | None) -> Drawn:
     page = _page(snapshot, fetched, before)
     shares = shares_of(snapshot.tracks, snapshot.places.tracks, snapshot.window_ns)
     frame = Frame(_legend(snapshot, page), {}, {}, page, _words(snapshot, scene), shares)
-    drawn, layout = Drawn(snapshot, scene, frame), frame.layout
+    drawn, layout = DrawnFrame(snapshot, scene, frame), frame.layout
     frame.overlays.update(_overlays(drawn))
     layout["xaxis.range"] = [_on_axis(snapshot, edge) for edge in snapshot.window_ns]
     layout["images"] = []
@@ -91,7 +91,7 @@ def _legend(snapshot: Snapshot, page: Properties) -> Legend:
     return legend
 
 
-def _page(snapshot: Snapshot, fetched: Window, before: Drawn | None) -> Properties:
+def _page(snapshot: Snapshot, fetched: Window, before: DrawnFrame | None) -> Properties:
     """Return what the browser paints; while rows still come, with all that is in view."""
     extent = snapshot.extent_ns
     if snapshot.lanes is None:
@@ -190,7 +190,7 @@ def _divide(frame: Frame, snapshot: Snapshot) -> None:
 
 
 # -- overlays: dependencies, selection, measurement -----------------------------------------
-def _overlays(drawn: Drawn) -> dict[str, Properties]:
+def _overlays(drawn: DrawnFrame) -> dict[str, Properties]:
     """Return the lines over the bars, in whole properties: Plotly loses parts of such."""
     snapshot, scene = drawn.snapshot, drawn.scene
     ink = snapshot.theme.ink
@@ -215,7 +215,7 @@ def _overlays(drawn: Drawn) -> dict[str, Properties]:
     return overlays
 
 
-def _links(drawn: Drawn) -> Properties:
+def _links(drawn: DrawnFrame) -> Properties:
     """Return arrows from spans to those that had to follow them."""
     causes = [cause for cause, _ in drawn.snapshot.links]
     effects = [effect for _, effect in drawn.snapshot.links]
@@ -227,7 +227,7 @@ def _links(drawn: Drawn) -> Properties:
     }
 
 
-def _outlines(drawn: Drawn) -> Properties:
+def _outlines(drawn: DrawnFrame) -> Properties:
     """Return rectangles around the selected span and those that it is linked to."""
     rows = dict.fromkeys(row for link in drawn.snapshot.links for row in link)
     if drawn.snapshot.selected is not None:
@@ -260,7 +260,7 @@ def _on_axis(snapshot: Snapshot, time_ns: int) -> float:
     return (time_ns - snapshot.zero_ns) / 1e3
 
 
-def _span(drawn: Drawn, row: int) -> tuple[float, float]:
+def _span(drawn: DrawnFrame, row: int) -> tuple[float, float]:
     """Return where a span starts and ends on the axis, an open one at the edge of the frame."""
     tracks, edge = drawn.snapshot.tracks, drawn.scene.window_ns[1]
     start, end = int(tracks.start_ns[row]), int(tracks.end_ns[row])

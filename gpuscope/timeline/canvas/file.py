@@ -16,7 +16,7 @@ from gpuscope._types import Array
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.explanation import explain
 from gpuscope.timeline import waiting
-from gpuscope.timeline.calls import Calls
+from gpuscope.timeline.calls import TrackedCalls
 from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.canvas.snapshot import DARK, Snapshot
 from gpuscope.timeline.canvas.state import HEIGHTS, TimelineState
@@ -260,7 +260,7 @@ def _packed_calls(snapshot: Snapshot, rows: Array) -> Properties:
     Of more calls than :data:`MOST_CALLS` it has those that are the longest in a column.
     """
     tracks = snapshot.tracks
-    calls = tracks.calls or Calls.none()
+    calls = tracks.calls or TrackedCalls.none()
     position = np.full(len(tracks) + 1, -1, np.int64)
     position[rows] = np.arange(len(rows))
     shown = [

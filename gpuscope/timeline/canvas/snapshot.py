@@ -138,7 +138,7 @@ class Frame:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class DrawnFrame:
     """A frame that was made here, and what it was made from."""
 
     snapshot: Snapshot
@@ -206,7 +206,7 @@ class Drawn:
 
 # -- between the process that records and the one that paints ----------------------------
 @dataclass(frozen=True)
-class Wanted:
+class WantedFrame:
     """What is to be seen.
 
     Attributes

@@ -317,7 +317,7 @@ def _live_heading(tracks: Tracks) -> tuple[str, ...]:
     return f"Timeline, live{title_suffix([known])}", *provenance_of(known.provenance)
 
 
-class Search:
+class TextSearch:
     """A search text, its matches, and the current one.
 
     Attributes

@@ -25,7 +25,7 @@ from gpuscope.device.cuda import driver
 from gpuscope.errors import DeviceUnavailable
 from gpuscope.simulator.calibration import command as calibration_command
 from gpuscope.simulator.calibration.calibrator import Calibration
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 
 EXPERIMENT = {
     "name": "trial",
@@ -321,7 +321,7 @@ def calibrated(monkeypatch):
         one = {"rows": 12, "median": 0.061, "p90": 0.24, "share_median": 0.2, "share_p90": 1.1}
         shutil.copyfile(H200, path)
         return Calibration(
-            path=path, profile=Profile.read(path).file, errors={"float16": one, "all": one},
+            path=path, profile=GpuProfile.read(path).file, errors={"float16": one, "all": one},
             held_out={"all": one | {"median": 0.072}},
             told_errors={"rows": 5, "median": 0.05, "p90": 0.17}, unreadable=("odd [red]kernel",),
             skipped=6, notes=("a note",), measured_s=17.2, fitted_s=6.3,

@@ -14,7 +14,7 @@ import pytest
 import gpuscope as gs
 from gpuscope.cli import recorded
 from gpuscope.cli.recorded import Wanted, publish
-from gpuscope.experiments.recorded import VARIABLE, Facts
+from gpuscope.experiments.recorded import VARIABLE, ProcessFacts
 from gpuscope.trace.store import save_trace
 
 GONE = 2**22 + 1
@@ -49,7 +49,7 @@ def published(saved, tmp_path, capsys, monkeypatch):
 
 
 def test_a_process_that_was_killed_early_is_lost_and_said_to_be(published):
-    is_complete, told, work = published(Facts(GONE, "early", at_ns=1))
+    is_complete, told, work = published(ProcessFacts(GONE, "early", at_ns=1))
     assert not is_complete
     assert f"process {GONE} (early) was killed or crashed before anything" in told
     assert "nothing was recorded" not in told, "it used a device"
@@ -57,7 +57,9 @@ def test_a_process_that_was_killed_early_is_lost_and_said_to_be(published):
 
 
 def test_a_trace_that_could_not_be_written_is_no_crash(published, tmp_path):
-    lost = Facts(GONE, "full", ended=True, at_ns=1, notes=["no room"], lost=["1-0-1.parquet"])
+    lost = ProcessFacts(
+        GONE, "full", ended=True, at_ns=1, notes=["no room"], lost=["1-0-1.parquet"]
+    )
     is_complete, told, _ = published(lost, traces=["1-0-1.parquet"])
     assert not is_complete
     assert "(full): no room" in told
@@ -70,12 +72,12 @@ def test_a_trace_that_could_not_be_written_is_no_crash(published, tmp_path):
 
 
 def test_a_whole_trace_is_all_and_one_beside_a_killed_process_is_not(published):
-    whole = Facts(GONE, "whole", ended=True, at_ns=1)
+    whole = ProcessFacts(GONE, "whole", ended=True, at_ns=1)
     is_complete, told, work = published(whole, traces=["1-0-1.parquet"])
     assert is_complete
     assert "not all" not in told
     assert not work.exists()
-    killed = Facts(GONE, "killed", at_ns=1)
+    killed = ProcessFacts(GONE, "killed", at_ns=1)
     is_complete, told, _ = published(whole, killed, traces=["1-0-1.parquet"])
     assert not is_complete
     assert "not all is recorded of 1 process" in told

@@ -519,7 +519,7 @@ def test_a_guard_selects_the_stream(cublas, product, module):
 
     stream, arrays = cublas.stream(), operands()
     module.serve_guards(
-        caller.process_slot(), asyncio._get_running_loop, handles.bind, handles.Bound
+        caller.process_slot(), asyncio._get_running_loop, handles.bind, handles.BoundLibrary
     )
 
     class Guard(module.Guard):

@@ -28,7 +28,7 @@ from gpuscope.simulator.engine.engine import Engine
 from gpuscope.simulator.engine.memory import Version
 from gpuscope.simulator.engine.ops import KernelOp
 from gpuscope.simulator.engine.waves import Wave
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 
 SOLVED_TO = 2e-3
 """By how much more than memory can move, work may: the latency that all meet is solved to 1e-3."""
@@ -129,7 +129,7 @@ def test_bytes_moved_never_exceed_bandwidth_times_time(program):
         for op, _, count, start_ns, end_ns in engine.waves
         if op.cost.nbytes
     ]
-    bytes_per_ns = Profile.load("h200").constants["device_copy_bytes_per_us"] / 1e3
+    bytes_per_ns = GpuProfile.load("h200").constants["device_copy_bytes_per_us"] / 1e3
     for since_ns, *_ in moved:
         for _, until_ns, _ in moved:
             inside = sum(

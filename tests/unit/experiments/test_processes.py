@@ -13,7 +13,7 @@ from interrupting import Interrupt
 import gpuscope as gs
 from gpuscope._resource_limits import raised_limits
 from gpuscope.experiments import processes
-from gpuscope.experiments.recorded import Order
+from gpuscope.experiments.recorded import RecordingOrder
 from gpuscope.experiments.so_far import read_facts
 
 
@@ -33,7 +33,7 @@ def test_interrupts_of_the_end_take_no_trace_away(tmp_path):
     for place in itertools.count(1):
         folder = tmp_path / str(place)
         folder.mkdir()
-        recorder = processes._Recorder(Order(str(folder)))
+        recorder = processes._Recorder(RecordingOrder(str(folder)))
         gpu = gs.open_device("sim:h200", quiet=True)
         recorder.opened(gpu)
         with gpu.create_stream() as stream, gs.Gemm(gpu, m=8, n=8, k=8) as gemm:
@@ -52,7 +52,7 @@ def test_interrupts_of_the_end_take_no_trace_away(tmp_path):
 
 
 def test_a_trace_that_cannot_be_written_is_lost_and_its_process_has_ended(tmp_path, monkeypatch):
-    recorder = processes._Recorder(Order(str(tmp_path)))
+    recorder = processes._Recorder(RecordingOrder(str(tmp_path)))
     gpu = gs.open_device("sim:h200", quiet=True)
     recorder.opened(gpu)
     with gpu.create_stream() as stream, gs.Gemm(gpu, m=8, n=8, k=8) as gemm:

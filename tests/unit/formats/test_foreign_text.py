@@ -25,7 +25,7 @@ from gpuscope.errors import GpuscopeError
 from gpuscope.search.sweeps import load_sweep
 from gpuscope.simulator.calibration import command as calibration_command
 from gpuscope.simulator.calibration.calibrator import Calibration
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
 
@@ -234,7 +234,7 @@ def test_every_command_is_tried():
 
 @pytest.mark.parametrize("verb", COMMANDS)
 def test_no_command_lets_foreign_text_control_the_terminal(verb, folder, monkeypatch, capsys):
-    profile = Profile.read(folder / "gpu.json").file
+    profile = GpuProfile.read(folder / "gpu.json").file
 
     def calibrate(device, path, *, progress):
         one = {"rows": 12, "median": 0.1, "p90": 0.2, "share_median": 0.2, "share_p90": 1.1}

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from gpuscope.cli.commands import app
 from gpuscope.errors import GpuscopeError
 from gpuscope.learn.grading import Limits, grade
-from gpuscope.learn.journal import Journal
+from gpuscope.learn.journal import GradeJournal
 from gpuscope.learn.warden import Warden
 
 WRONG = "def double(x):\n    return 3 * x"
@@ -88,7 +88,7 @@ def test_a_line_that_was_torn_costs_one_notebook(folders, tmp_path, asked):
 def test_two_runs_do_not_share_a_journal(folders, tmp_path):
     book(folders[0] / "ada" / "one.ipynb")
     with (
-        Journal(tmp_path / "j", [], []),
+        GradeJournal(tmp_path / "j", [], []),
         pytest.raises(GpuscopeError, match="another run of gpuscope grade writes 'j'"),
     ):
         grade(*folders, journal=tmp_path / "j")

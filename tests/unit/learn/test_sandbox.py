@@ -161,11 +161,11 @@ def test_without_namespaces_limits_and_cleaning_up_are_left():
     script = f"""
 import json, os, sys, tempfile
 import msgspec
-from gpuscope.learn.holding import Order, hold, adopt_orphans, _children
+from gpuscope.learn.holding import HoldingOrder, hold, adopt_orphans, _children
 from gpuscope.learn.sandbox import Box
 os.chdir(tempfile.mkdtemp())
 adopt_orphans()
-order = msgspec.json.decode({json.dumps(json.dumps(order))}, type=Order)
+order = msgspec.json.decode({json.dumps(json.dumps(order))}, type=HoldingOrder)
 report = hold(order, Box(frozenset(), None), gpu=False)
 print(json.dumps([report.ending, sorted(report.held), _children("self")]))
 """
@@ -199,7 +199,7 @@ def test_what_the_system_kills_is_tried_once_more(monkeypatch):
         return endings[len(left_out) - 1]
 
     monkeypatch.setattr(holding, "_attempt", attempt)
-    order = holding.Order([Code("one", "")], set(), 9, 9, 1, "")
+    order = holding.HoldingOrder([Code("one", "")], set(), 9, 9, 1, "")
     holding.hold(order, Box(frozenset(), None), gpu=False)
     assert left_out == [{}, {}, {0: killed}]
 

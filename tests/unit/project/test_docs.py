@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import gpuscope as gs
 from gpuscope.cli.commands import app
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -71,7 +71,7 @@ def test_the_readmes_figures_are_those_of_the_results():
         "another host than the one that was calibrated"
     )
     launch_ns = latencies["calibrated"]["constants"]["launch_call_ns"]
-    assert launch_ns != Profile.load(latencies["profile"]).file.constants.launch_call_ns
+    assert launch_ns != GpuProfile.load(latencies["profile"]).file.constants.launch_call_ns
     added = (
         f"| µs added to each `torch.mm` of {bare['value']:.1f} µs on an H100 "
         f"| {ids['value']:.1f}; {kernels['value']:.1f} without API calls "

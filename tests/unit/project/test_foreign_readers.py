@@ -22,11 +22,11 @@ from gpuscope.judging.baseline import Baseline
 from gpuscope.judging.budget import Budget
 from gpuscope.judging.machine import Machine
 from gpuscope.learn.handed_in import read_cells
-from gpuscope.learn.journal import Journal
+from gpuscope.learn.journal import GradeJournal
 from gpuscope.learn.points import Points
 from gpuscope.search.saved_points import saved
 from gpuscope.simulator.models.launch import Launch
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.simulator.recorded import _target
 from gpuscope.trace.facts import DeviceFacts
 from gpuscope.trace.folder import trace_names
@@ -115,7 +115,7 @@ def as_text(read):
 
 def entries_of(path):
     """Read a journal of grading whose only line is a file's content."""
-    with Journal(path, [], []) as journal:
+    with GradeJournal(path, [], []) as journal:
         if not journal._entries:
             raise GpuscopeError("left out")
 
@@ -123,7 +123,7 @@ def entries_of(path):
 JSON_READERS = {
     "experiment": ("e.json", Experiment.from_file),
     "baseline": ("b.json", Baseline.read),
-    "profile": ("p.json", Profile.read),
+    "profile": ("p.json", GpuProfile.read),
     "notebook": ("n.ipynb", read_cells),
     "facts of a recording": ("f.json", of_folder(lambda folder: read_facts(folder)[0])),
     "run": ("comparison.json", of_folder(trace_names)),
@@ -254,4 +254,4 @@ def test_a_profile_of_schema_5_stays_as_it_was_given(tmp_path):
     tables = json.loads(path.read_text())
     path.write_text(json.dumps({**tables, "schema": 5, "constants": {"return_call_ns": 1}}))
     with pytest.raises(GpuscopeError, match=r"constants\.return_call_ns: unknown field"):
-        Profile.read(path)
+        GpuProfile.read(path)

@@ -20,9 +20,9 @@ from gpuscope.device.arena import allocate, give_back
 from gpuscope.errors import MissingEvidence
 from gpuscope.races import hazard_log
 from gpuscope.races.hazard_notes import (
+    FreedMemory,
     HostAccess,
     HostWait,
-    Memory,
     Queue,
     Record,
     Wait,
@@ -578,8 +578,8 @@ def test_memory_given_to_another_stream_follows_its_free():
     write, detector = (Access(0, 100, reads=False, writes=True),), Detector()
     for note in (
         Work(one, "before", write),
-        Memory(0, 100, one),
-        Memory(0, 100, two, is_given=True),
+        FreedMemory(0, 100, one),
+        FreedMemory(0, 100, two, is_given=True),
         Work(two, "after", write),
         Work(three, "beside", write),
     ):

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import gpuscope as gs
-from gpuscope.races.outside import Calls
+from gpuscope.races.outside import OutsideCalls
 from gpuscope.record.rows import node_of, node_row
 from gpuscope.trace import Trace
 from gpuscope.trace.facts import HazardFact, HazardFacts
@@ -34,7 +34,7 @@ def trace(*rows):
 
 
 def test_work_is_found_by_the_thread_and_time_of_its_call():
-    calls, me = Calls(), threading.get_native_id()
+    calls, me = OutsideCalls(), threading.get_native_id()
     first, second, without = calls.add(10, 20), calls.add(30, 40), calls.add(50, 60)
     told = trace(
         (7, "other thread", me + 1, 35, None),
@@ -62,7 +62,7 @@ def test_work_is_found_by_the_thread_and_time_of_its_call():
 
 
 def test_a_trace_without_work_places_nothing():
-    calls = Calls()
+    calls = OutsideCalls()
     fact = HazardFact(kind="read after write", first=calls.add(1, 2), second=4)
     placed = calls.placed(HazardFacts(found=(fact,)), trace((1, "k", None, None, None)))
     assert [(one.first, one.second) for one in placed.found] == [(None, 4)]
@@ -81,14 +81,16 @@ def test_pairs_with_an_order_that_only_cupti_saw_are_left_out(answer, left, unde
 
     told = trace((7, "a", 1, 5, 1), (8, "b", 1, 6, 2))
     facts = HazardFacts(found=(HazardFact(kind="read after write", first=7, second=8),))
-    placed = Calls().placed(facts, told, ordered)
+    placed = OutsideCalls().placed(facts, told, ordered)
     assert (len(placed.found), placed.undecided) == (left, undecided)
     assert asked == [((107, 3), (108, 3))]
 
 
 def test_what_the_host_did_is_not_asked_of():
     fact = HazardFact(kind="host access too early", first=7)
-    placed = Calls().placed(HazardFacts(found=(fact,)), trace((7, "a", 1, 5, 1)), lambda *_: True)
+    placed = OutsideCalls().placed(
+        HazardFacts(found=(fact,)), trace((7, "a", 1, 5, 1)), lambda *_: True
+    )
     assert placed.found == (fact,)
 
 
@@ -111,7 +113,7 @@ def test_a_node_is_found_among_the_work_of_its_launch(node, name, row):
     )
     number = node_row(5, node)
     fact = HazardFact(kind="read after write", first=1, second=number, second_name=name)
-    (placed,) = Calls().placed(HazardFacts(found=(fact,)), told).found
+    (placed,) = OutsideCalls().placed(HazardFacts(found=(fact,)), told).found
     assert placed.second == (row or number)
 
 

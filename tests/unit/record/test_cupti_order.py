@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gpuscope.record.cupti import layout
-from gpuscope.record.cupti.order import Order
+from gpuscope.record.cupti.order import EventOrder
 
 A, B, C = 1, 2, 3
 RECORD, EVENT_SYNC, WAIT, STREAM_SYNC, CONTEXT_SYNC = range(5)
@@ -15,7 +15,7 @@ NO_STREAM = 0xFFFFFFFF
 
 def ordered(first, second, *calls):
     """Ask of two pieces of work, (correlation, stream), with (what, correlation, stream, event)."""
-    order = Order()
+    order = EventOrder()
     for what, correlation, stream, event in calls[::-1]:  # buffers come in no order
         columns = {
             "correlation": np.array([correlation], np.uint32),

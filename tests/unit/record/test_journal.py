@@ -18,11 +18,11 @@ from interrupting import Interrupt
 import gpuscope as gs
 from gpuscope.errors import TraceFormatError
 from gpuscope.experiments import processes
-from gpuscope.experiments.recorded import Order
+from gpuscope.experiments.recorded import RecordingOrder
 from gpuscope.record.calls import Ended
 from gpuscope.record.cupti import journal as journals
 from gpuscope.record.cupti import layout, source
-from gpuscope.record.cupti.afar import Facts, Reader
+from gpuscope.record.cupti.afar import BufferFacts, RemoteReader
 from gpuscope.record.cupti.journal import JournalReader
 from gpuscope.record.cupti.places import Known
 from gpuscope.trace.metadata import TraceMetadata
@@ -182,7 +182,7 @@ def test_before_the_end_all_parts_are_read_also_behind_one_without_rows(
         for _ in range(300):
             world.gpu.foreign("k")
     advance(recording, journal)
-    recorder = processes._Recorder(Order(str(tmp_path)))
+    recorder = processes._Recorder(RecordingOrder(str(tmp_path)))
     assert recorder._read_up(recording) == {0}
     kernels = sum(
         batch.spans.column("kind").to_pylist().count("kernel") for batch in recording.batches()
@@ -194,7 +194,7 @@ def test_before_the_end_all_parts_are_read_also_behind_one_without_rows(
 
 def test_a_forked_child_holds_no_journal_open(world, tmp_path):
     recording, journal = begun(world, tmp_path / "a")
-    recorder = processes._Recorder(Order(str(tmp_path)))
+    recorder = processes._Recorder(RecordingOrder(str(tmp_path)))
     recorder._journals[1] = journal
     child = os.fork()
     if not child:
@@ -305,7 +305,7 @@ def test_what_a_real_libcupti_wrote_is_read_as_without_a_file(monkeypatch, tmp_p
     monkeypatch.setattr(journals, "text_at", lambda address: real.texts[address])
     library = SimpleNamespace(callback_name=lambda _, number: f"cudaLaunch{number}")
     collector = SimpleNamespace(library=library, sizes=layout.record_sizes(real.version))
-    facts = Facts(real.version, "launches", 0, noted=False)
+    facts = BufferFacts(real.version, "launches", 0, noted=False)
     journal = journals.Journal(tmp_path / "a", collector, facts, Known())
     for number, raw in enumerate(real.raw):
         stored = journal.store(number, raw)
@@ -314,7 +314,7 @@ def test_what_a_real_libcupti_wrote_is_read_as_without_a_file(monkeypatch, tmp_p
     def ask(what, first, second):
         return real.texts[first] if what == "text" else library.callback_name(first, second)
 
-    reader = Reader(facts, ask)
+    reader = RemoteReader(facts, ask)
     near = reader.rows(real.raw, Ended(0, [], []), {}, over=True)
     far = JournalReader(tmp_path / "a").read(over=True)
     assert as_rows(far) == as_rows(Trace(near.spans, near.edges, TraceMetadata()))

@@ -26,7 +26,7 @@ from gpuscope.record.cupti import waits as cupti_waits
 from gpuscope.record.recorder import Recording
 from gpuscope.record.rows import Batch
 from gpuscope.record.source import Options
-from gpuscope.record.window import Kept
+from gpuscope.record.window import KeptBatches
 from gpuscope.trace import schema
 from gpuscope.trace.metadata import TraceMetadata
 
@@ -320,7 +320,7 @@ def test_a_row_that_ended_at_the_beginning_of_the_window_is_kept():
             schema.SPAN_TYPES,
         ))  # fmt: skip
 
-    kept = Kept().with_more([batch(5, 9), batch(10), batch(None), batch(7)])
+    kept = KeptBatches().with_more([batch(5, 9), batch(10), batch(None), batch(7)])
     assert [one.number for one in kept.batches] == [0, 1, 2, 3]
     assert kept.since(10).batches == kept.batches[1:]
     assert kept.since(10).rows_left_out == 2

@@ -27,7 +27,7 @@ from gpuscope.analysis.choice import choices
 from gpuscope.analysis.noise import repeats
 from gpuscope.analysis.settings import COLUMNS, SweepResult
 from gpuscope.record import ranges
-from gpuscope.search.points import Points
+from gpuscope.search.points import PointTable
 from gpuscope.search.sweeps import load_sweep
 from gpuscope.telling.of_series import swept as told
 
@@ -481,7 +481,7 @@ def test_a_journal_whose_writer_lives_is_left_alone(gpu, tmp_path):
     facts = pq.read_schema(next((tmp_path / "one").iterdir())).metadata[b"gpuscope.sweep"]
     wanted = json.loads(facts)
     plan = gs.experiments.Experiment.from_dict(wanted["experiment"])
-    other = Points("point", plan, SIZES, gpu.info, tmp_path / "two")
+    other = PointTable("point", plan, SIZES, gpu.info, tmp_path / "two")
     rows = [{**row, "number": 0, "provenance": None} for row in measured.rows() if row["kernels"]]
     other.add(0, rows[:4])
     told = []

@@ -39,7 +39,7 @@ from gpuscope.simulator.calibration import contention, gemms, host
 from gpuscope.simulator.calibration.design import shapes, sm_counts
 from gpuscope.simulator.calibration.kernels import (
     KINDS,
-    Rows,
+    MeasuredShapes,
     kernel_of,
     kind,
     tiles_by_grid,
@@ -49,10 +49,10 @@ from gpuscope.simulator.calibration.memory import Pair, slowdown
 from gpuscope.simulator.calibration.this_host import measure_host
 from gpuscope.simulator.engine.jitter import Jitter
 from gpuscope.simulator.models.gemm_model import ITEM_BYTES
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.simulator.profiles.schema import ProfileFile
 
-H200 = Profile.load("h200")
+H200 = GpuProfile.load("h200")
 TEXT = (resources.files("gpuscope.simulator.profiles") / "h200.json").read_text("utf-8")
 FEW = 48
 COPY_RATE = "device_copy_bytes_per_us"
@@ -65,12 +65,12 @@ PAIRS = [
 """Kernels beside others, on SM counts that no calibration measures them on."""
 
 
-def micros(profile: Profile, row: dict, sms: int, told: int = 0) -> float:
+def micros(profile: GpuProfile, row: dict, sms: int, told: int = 0) -> float:
     cost = profile.gemm_cost(*row["shape"], row["dtype"], sms, told)
     return cost.alone_ns(sms) / 1000
 
 
-def named(rows: list[dict], profile: Profile) -> list[dict]:
+def named(rows: list[dict], profile: GpuProfile) -> list[dict]:
     """Give rows the kernels that the profile chooses, with names as a library's."""
     for row in rows:
         m, n, k = row["shape"]
@@ -158,7 +158,7 @@ def test_the_times_of_copies_are_found_again(calibrated):
 
 
 def test_the_layout_and_the_copy_kernel_are_found_again(calibrated):
-    again = Profile.read(calibrated.path)
+    again = GpuProfile.read(calibrated.path)
     assert again.layout == H200.layout
     assert again.file.device.compute_capability == (9, 0)
     for sms in (8, 32, 100, 132):
@@ -169,7 +169,7 @@ def test_the_layout_and_the_copy_kernel_are_found_again(calibrated):
 
 @pytest.mark.parametrize("told", [False, True])
 def test_products_of_a_vector_from_memory_are_found_again(calibrated, told):
-    again = Profile.read(calibrated.path)  # on many SMs a tail runs beside the next kernel
+    again = GpuProfile.read(calibrated.path)  # on many SMs a tail runs beside the next kernel
     for sms in (8, 24, 64, 112):
         heard = sms if told else 0
         cost, before = (
@@ -181,7 +181,7 @@ def test_products_of_a_vector_from_memory_are_found_again(calibrated, told):
 @pytest.mark.parametrize("told", [False, True])
 def test_the_fit_predicts_what_was_measured(calibrated, told):
     # Shapes that the fit never saw, on SM counts of which half were measured.
-    again, errors = Profile.read(calibrated.path), []
+    again, errors = GpuProfile.read(calibrated.path), []
     for shape in shapes(60, seed=7):
         for dtype in ITEM_BYTES:
             row = {"shape": shape, "dtype": dtype}
@@ -194,7 +194,7 @@ def test_the_fit_predicts_what_was_measured(calibrated, told):
 
 
 def test_the_errors_that_are_told_are_those_there_are(calibrated, h200_measured):
-    again, errors = Profile.read(calibrated.path), []
+    again, errors = GpuProfile.read(calibrated.path), []
     for row in h200_measured.gemm:
         errors += [abs(micros(again, row, int(s)) / us - 1) for s, us in row["us"].items()]
     assert calibrated.errors["all"]["rows"] == len(errors)
@@ -398,7 +398,7 @@ def test_calibrate_measures_fits_and_writes(as_cuda, tmp_path):
     path = tmp_path / "mine.json"
     found = calibrate(as_cuda, path, progress=lambda share, what: told.append((share, what)))
     assert [one.name for one in tmp_path.iterdir()] == ["mine.json"]
-    assert Profile.read(path).file == found.profile
+    assert GpuProfile.read(path).file == found.profile
     shares = [share for share, _ in told]
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0, 1)
@@ -578,7 +578,7 @@ def test_what_no_tile_explains_is_dropped_and_named():
     rows += with_grids("no tile", (48, 80), [(1000, 1000), (77, 3001), (4001, 130)])
     rows += with_grids("gemv", (1, 64), [(1, 4096)])
     assert unreadable(rows) == ["no tile", "one grid"]
-    found = Rows.of(rows)
+    found = MeasuredShapes.of(rows)
     assert found.readable.tolist() == [False] * 8 + [True] * 2
     assert found.vector
     assert len(found.us) == 10
@@ -638,7 +638,7 @@ def test_a_host_that_is_slow_for_a_while_is_not_taken_for_all_of_it():
 
 
 def test_how_kernels_wait_for_memory_is_found_again(calibrated):
-    again = Profile.read(calibrated.path)
+    again = GpuProfile.read(calibrated.path)
     errors = np.abs([slowdown(again, pair) / slowdown(H200, pair) - 1 for pair in PAIRS])
     assert np.median(errors) <= 0.05
     assert np.mean(errors <= 0.2) >= 0.85

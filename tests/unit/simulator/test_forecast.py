@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 import pairs  # noqa: E402
 import shapes  # noqa: E402
 
-H200 = Profile.load("h200")
+H200 = GpuProfile.load("h200")
 KEPT = json.loads(shapes.KEPT.read_text("utf-8"))
 PAIRS = json.loads(pairs.DATA.read_text("utf-8"))["pairs"]
 

@@ -12,7 +12,7 @@ import pytest
 import gpuscope as gs
 from gpuscope.simulator.forecast.reading import read_program
 from gpuscope.simulator.models.known import Copied, Product, known_of
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.workloads import RecordedWork
 from gpuscope.workloads.builtin import RECORDINGS
 from gpuscope.workloads.copy import Copy
@@ -156,12 +156,12 @@ def test_what_a_kernel_computes_is_told_by_its_row_not_by_its_workload():
     assert known_of("gemm_float16_64x32x16", flop_count=7) is None
     assert known_of("gemm_float16_64x32x16_mine") is None
     measured = gs.load_trace(MEASURED / "64_68.parquet")
-    works = read_program(measured, Profile.load("h200"), {}).works
+    works = read_program(measured, GpuProfile.load("h200"), {}).works
     products = [work.kernel.known for work in works if work.kernel and work.row["flop_count"]]
     assert Product(1024, 4096, 512, "float16") in products
     assert None not in products
     misnamed = recorded(lambda gpu: Copy(gpu, nbytes=4096, name="gemm 64x64x64 float16"))
-    works = read_program(misnamed, Profile.load("h200"), {}).works
+    works = read_program(misnamed, GpuProfile.load("h200"), {}).works
     assert {work.kernel.known for work in works} == {Copied(4096)}
 
 

@@ -12,11 +12,11 @@ import pytest
 from gpuscope.simulator.models.kernel_model import RecordedKernel
 from gpuscope.simulator.models.known import Copied, Product
 from gpuscope.simulator.models.launch import Launch, packed
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
 MODELS = json.loads((BENCHMARKS / "data" / "models.json").read_text("utf-8"))["models"]
-PROFILE = Profile.load("h200")
+PROFILE = GpuProfile.load("h200")
 COUNTS = (132, 116, 96, 64, 48, 32, 24, 16, 8)
 
 

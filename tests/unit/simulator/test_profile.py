@@ -23,11 +23,11 @@ from gpuscope.errors import DeviceUnavailable, GpuscopeError, InvalidProfile
 from gpuscope.simulator.calibration.errors import fold_of, share_errors, table
 from gpuscope.simulator.calibration.kernels import kernel_of
 from gpuscope.simulator.calibration.written import write_profile
-from gpuscope.simulator.profiles.profile import Profile, shipped
+from gpuscope.simulator.profiles.profile import GpuProfile, shipped
 from gpuscope.simulator.profiles.schema import ProfileFile
 
 ROOT = Path(__file__).resolve().parents[3]
-H200 = Profile.load("h200")
+H200 = GpuProfile.load("h200")
 TEXT = (resources.files("gpuscope.simulator.profiles") / "h200.json").read_text("utf-8")
 DATA = json.loads((ROOT / "benchmarks" / "data" / "h200.json").read_text("utf-8"))
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -57,7 +57,7 @@ def test_the_layout_is_the_measured_one():
 
 def test_unknown_profile_names_those_there_are():
     with pytest.raises(DeviceUnavailable, match=r"'v100'.*sim:h200"):
-        Profile.load("v100")
+        GpuProfile.load("v100")
 
 
 # -- the fit ---------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_no_shape_is_in_two_folds_and_folds_are_even():
 @pytest.mark.no_cover
 def test_the_shipped_profile_is_what_the_script_fits(tmp_path):
     write_profile(script().fit(DATA), tmp_path / "again.json")
-    again = Profile.load(str(tmp_path / "again.json"))
+    again = GpuProfile.load(str(tmp_path / "again.json"))
     for row in DATA["gemm"][::7]:
         for sms in row["us"]:
             arguments = (*row["shape"], row["dtype"], int(sms), 0)
@@ -426,7 +426,7 @@ def test_a_profile_of_ones_own_is_opened_by_its_path(tmp_path):
 
 
 def test_the_h100_ships_with_the_error_that_is_stated():
-    profile = Profile.load("h100")
+    profile = GpuProfile.load("h100")
     assert shipped() == ["h100", "h200"]
     assert gs.open_device("sim:h100", quiet=True).info.name.startswith("NVIDIA H100")
     rows = json.loads((ROOT / "benchmarks" / "results" / "shapes_h100.json").read_text())["rows"]
@@ -449,6 +449,6 @@ def test_the_h100_ships_with_the_error_that_is_stated():
 def test_what_a_library_prefers_says_which_tile_it_takes():
     # Told of few SMs, cuBLAS takes small tiles for large products with odd rows.
     told, not_told = (
-        Profile.load("h100").gemm_cost(2768, 2763, 112, "float16", 8, n) for n in (8, 0)
+        GpuProfile.load("h100").gemm_cost(2768, 2763, 112, "float16", 8, n) for n in (8, 0)
     )
     assert told.alone_ns(8) > 2 * not_told.alone_ns(8)

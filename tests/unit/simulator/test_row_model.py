@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.workloads import Softmax
 
 MEASURED = json.loads(
@@ -17,7 +17,7 @@ MEASURED = json.loads(
 )
 
 
-H100 = Profile.load("h100")
+H100 = GpuProfile.load("h100")
 
 
 def duration_us(rows: int, columns: int, sm_count: int) -> float:

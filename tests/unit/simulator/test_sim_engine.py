@@ -27,15 +27,15 @@ from gpuscope.simulator.engine.ops import (
     HostOp,
     KernelOp,
     Op,
-    Record,
+    RecordOp,
     SimEvent,
     SimStream,
-    Wait,
+    StreamWait,
 )
 from gpuscope.simulator.engine.room import WHOLE
 from gpuscope.simulator.engine.waves import Sharing, Wave
 from gpuscope.simulator.models.assumed import BLOCKS_PER_US, PENDING_LAUNCHES
-from gpuscope.simulator.models.memory_model import SharedMemory, latency, solve
+from gpuscope.simulator.models.memory_model import LoadedMemory, latency, solve
 
 LATENCY = 4
 GAP = 2
@@ -125,7 +125,7 @@ class Bench:
 
     def __init__(self, sm_count: int = 4, bytes_per_us: int | None = None) -> None:
         self.all = (1 << sm_count) - 1
-        memory = None if bytes_per_us is None else SharedMemory(bytes_per_us)
+        memory = None if bytes_per_us is None else LoadedMemory(bytes_per_us)
         self.engine = Watched(self.all, launch_latency_ns=LATENCY, kernel_gap_ns=GAP, memory=memory)
         self.engine._sharing = WatchedSharing(memory, sm_count)
         self.seen: list[Activity] = []
@@ -167,14 +167,14 @@ class Bench:
         cost = KernelCost(1, duration_ns, nbytes)
         return self.submit(CopyOp(stream, at, self.count, "copy", None, cost, engine=engine))
 
-    def record(self, stream: SimStream, event: SimEvent, at: int = START) -> Record:
+    def record(self, stream: SimStream, event: SimEvent, at: int = START) -> RecordOp:
         self.count += 1
-        event.record = self.submit(Record(stream, at, self.count))
+        event.record = self.submit(RecordOp(stream, at, self.count))
         return event.record
 
-    def wait(self, stream: SimStream, event: SimEvent, at: int = START) -> Wait:
+    def wait(self, stream: SimStream, event: SimEvent, at: int = START) -> StreamWait:
         assert event.record is not None
-        return self.submit(Wait(stream, at, event.record.correlation, event.record))
+        return self.submit(StreamWait(stream, at, event.record.correlation, event.record))
 
     def run(self) -> dict[int, tuple[int, int]]:
         """Run all; correlation → (start, end)."""
@@ -473,8 +473,8 @@ def test_a_chain_through_streams_takes_no_time_of_its_own():
 def test_a_wait_that_can_never_end_is_an_error():
     bench = Bench()
     stream, elsewhere = bench.stream(), bench.stream()
-    unqueued = Record(elsewhere, START, 99)
-    bench.submit(Wait(stream, START, 99, unqueued))
+    unqueued = RecordOp(elsewhere, START, 99)
+    bench.submit(StreamWait(stream, START, 99, unqueued))
     kernel = bench.kernel(stream, 1, 5)
     with pytest.raises(StreamError, match="can never finish"):
         bench.engine.run_until_done(kernel)
@@ -572,7 +572,7 @@ def test_copies_share_the_bandwidth_too():
 
 
 def test_what_others_bring_replaces_what_was_left_in_the_cache():
-    memory = SharedMemory(10_000, cache_bytes=1000)
+    memory = LoadedMemory(10_000, cache_bytes=1000)
     took = {}
     for brought in (0, 500, 5000):
         bench = Bench(4)
@@ -711,11 +711,11 @@ def by_the_engine(program: Program, *, eager: bool) -> tuple[dict[int, tuple[int
             op = CopyOp(stream, step.at, number, "c", None, cost, engine=step.engine)
         elif step.kind == "record":
             event = events.setdefault(step.event, SimEvent())
-            op = event.record = Record(stream, step.at, number)
+            op = event.record = RecordOp(stream, step.at, number)
         else:
             target = events[step.event].record
             assert target is not None
-            op = Wait(stream, step.at, target.correlation, target)
+            op = StreamWait(stream, step.at, target.correlation, target)
         bench.submit(op)
     times = bench.run()
     assert not any(stream.depth for stream in streams)
@@ -730,7 +730,7 @@ class ByBlocks:
         self.steps = program.steps
         self.memory = None
         if program.bytes_per_us is not None:
-            self.memory = SharedMemory(program.bytes_per_us)
+            self.memory = LoadedMemory(program.bytes_per_us)
         self.before = [self.must_follow(number) for number in range(len(self.steps))]
         self.left = [step.blocks for step in self.steps]
         self.spare = [max(step.tiles, step.blocks) - step.blocks for step in self.steps]

@@ -10,10 +10,10 @@ from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.simulator.engine.jitter import Jitter
 from gpuscope.simulator.models.assumed import POWER_FOLLOWS_NS
 from gpuscope.simulator.models.memory_model import latency
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.workloads.spin import Spin
 
-H200 = Profile.load("h200")
+H200 = GpuProfile.load("h200")
 
 
 def experiment(**facts):

@@ -12,7 +12,7 @@ import pytest
 import gpuscope as gs
 from gpuscope.errors import CapabilityError, InvalidArgument, InvalidPartition, MissingEvidence
 from gpuscope.simulator.forecast.reading import read_program
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.trace import Trace
 from gpuscope.trace.facts import DeviceFacts, PartitionFacts
 from gpuscope.trace.metadata import TraceMetadata
@@ -521,7 +521,7 @@ def test_kernels_of_one_name_are_told_apart_by_their_order():
 
 def test_what_began_first_had_the_sms_and_what_ran_beside_it_the_rest():
     apart, beside = made([100_000, 100_000], 128), made([100_000] * 2, 128, overlap_ns=90_000)
-    profile = Profile.load("h200")
+    profile = GpuProfile.load("h200")
     assert [work.beside for work in read_program(apart, profile, {}).works] == [False, False]
     works = read_program(beside, profile, {}).works
     assert [work.beside for work in works] == [True, True]
@@ -546,7 +546,7 @@ def test_what_filled_a_partition_left_the_other_sms_to_what_had_all():
         partitions={"part": PartitionFacts(sm_count=33)},
     )
     works = read_program(
-        Trace.from_columns(columns, metadata=facts), Profile.load("h200"), {}
+        Trace.from_columns(columns, metadata=facts), GpuProfile.load("h200"), {}
     ).works
     assert works[1].alone_ns == pytest.approx(0.75 * 89_000)
 

@@ -15,7 +15,7 @@ from gpuscope.timeline.picture import Panel, Picture
 from gpuscope.timeline.plotly_parts import arrow_lines, bars, traces_of
 from gpuscope.timeline.scene import Scene
 from gpuscope.timeline.tracks import Tracks
-from gpuscope.timeline.waits import Waits
+from gpuscope.timeline.waits import WaitColumns
 from gpuscope.trace import schema
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
@@ -132,7 +132,7 @@ def test_what_was_read_stays_when_more_comes():
 def test_waits_find_rows_that_come_later():
     kinds = {"from": [3, 5, 9], "to": [8, 4, 3], "kind": ["event wait", "launch", "event wait"]}
     edges, none = schema.table(kinds, schema.EDGE_TYPES), schema.table({}, schema.EDGE_TYPES)
-    waits = Waits.none().extended(np.array([3, 4]), edges)
+    waits = WaitColumns.none().extended(np.array([3, 4]), edges)
     assert waits.cause.size == 0
     waits = waits.extended(np.array([3, 4, 8]), none)
     assert (waits.cause.tolist(), waits.effect.tolist()) == ([0], [2])

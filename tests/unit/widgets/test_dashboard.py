@@ -40,7 +40,7 @@ from gpuscope.widgets.carver import PartitionCarver
 from gpuscope.widgets.dashboard import Dashboard
 from gpuscope.widgets.devices import DevicePicker
 from gpuscope.widgets.presets import PRESETS, TEMPLATE
-from gpuscope.widgets.runbar import Estimate, RunBar, in_words
+from gpuscope.widgets.runbar import EndEstimate, RunBar, in_words
 from gpuscope.widgets.timeline import Timeline
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -989,7 +989,7 @@ def test_a_notebook_keeps_what_was_there_last(dashboard, monkeypatch):
 # -- time left ----------------------------------------------------------------------------
 def test_time_left_follows_the_pace_and_what_is_to_come(dashboard):
     clock = Clock()
-    estimate = Estimate(dashboard.experiment, clock)
+    estimate = EndEstimate(dashboard.experiment, clock)
     assert estimate.at(Progress("one", 0, 0, 100, None)) == (0.0, None)
     clock.now_s += 1
     # 10 of 100 in 1 s: 10 s together, then the load alone, here and on the whole GPU.

@@ -13,8 +13,8 @@ from patience import PATIENCE_S
 
 import gpuscope as gs
 from gpuscope.record.calls import Ended
-from gpuscope.record.cupti.afar import Reader
-from gpuscope.timeline.canvas.snapshot import Wanted
+from gpuscope.record.cupti.afar import RemoteReader
+from gpuscope.timeline.canvas.snapshot import WantedFrame
 from gpuscope.trace.model import Trace
 from gpuscope.widgets import live, painter
 from gpuscope.widgets.live import FarPump
@@ -58,7 +58,7 @@ def test_another_process_reads_the_rows_that_the_trace_will_have(world, launch_i
     with world.profile(launch_ids=launch_ids) as recording:
         tap = recording.tap()
         stream = world.device.create_stream(name="s")
-        reader = Reader(tap.facts, tap.text)
+        reader = RemoteReader(tap.facts, tap.text)
         foreign(world, 5)
         world.launch(stream)
         first, places = tap.take(), tap.places()
@@ -284,7 +284,7 @@ def test_an_error_over_there_is_told(world):
         process = painter.Painter()
         try:
             process.begin(tap)
-            wanted = Wanted(
+            wanted = WantedFrame(
                 (0, 1), following=True, hidden=(), pixels=900, height=1.0, dark=False, paint=True
             )
             with pytest.raises(painter.PainterGone):

@@ -15,7 +15,7 @@ import gpuscope as gs
 from gpuscope.device.device import Device
 from gpuscope.device.ranks import NoMeeting, Ranks
 from gpuscope.errors import CapabilityError, InvalidOperand
-from gpuscope.simulator.profiles.profile import Profile
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.trace.facts import CollectiveFacts
 from gpuscope.workloads import collective
 from tests.ranked import as_ranks
@@ -107,7 +107,7 @@ def test_the_late_rank_waits_for_nobody_and_all_end_together():
     assert first["name"] == "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
     assert first["end_ns"] == last["end_ns"]
     assert last["start_ns"] - first["start_ns"] == late_ns
-    alone = Profile.load("h200").collective_cost("all_reduce", 1 << 20, 2, 16).block_ns
+    alone = GpuProfile.load("h200").collective_cost("all_reduce", 1 << 20, 2, 16).block_ns
     assert last["end_ns"] - last["start_ns"] == alone
 
 
@@ -223,7 +223,7 @@ def test_wrong_arguments_are_refused():
 
 def test_the_model_gives_what_was_measured_on_two_h200s():
     text = (Path(__file__).parents[2] / "data" / "all_reduce_h200.json").read_text("utf-8")
-    profile = Profile.load("h200")
+    profile = GpuProfile.load("h200")
     off = [
         profile.collective_cost("all_reduce", one["nbytes"], 2, one["sm_count"]).block_ns
         / (1e3 * one["us"])
@@ -239,7 +239,7 @@ def test_the_model_gives_what_was_measured_on_two_h200s():
 def test_the_model_gives_what_was_measured_on_h100s(ranks, most):
     results = Path(__file__).parents[3] / "benchmarks" / "results" / "ranks_gpu.json"
     table = json.loads(results.read_text("utf-8"))["parts"][f"collectives {ranks}"]["table"]
-    profile = Profile.load("h100")
+    profile = GpuProfile.load("h100")
     off = []
     for row in table:
         if not row["beside_gemm"]:

@@ -27,7 +27,7 @@ _SPANS = 8
 
 
 @dataclass(frozen=True)
-class Waits:
+class SmWaits:
     """How the finished calls of one workload waited for SMs.
 
     Attributes
@@ -64,7 +64,7 @@ class Waits:
 
 
 @dataclass(frozen=True)
-class Calls(Waits):
+class Calls(SmWaits):
     """What the finished calls of one workload consist of.
 
     Attributes
@@ -86,7 +86,7 @@ class Calls(Waits):
     slowest_ns: Mapping[PartKind, int]
 
 
-def waits_of(trace: Trace, workload: str) -> Waits | None:
+def waits_of(trace: Trace, workload: str) -> SmWaits | None:
     """Sum how calls of a workload waited for SMs; ``None`` where the trace does not tell."""
     known = trace_parts(trace)
     rows = known.rows
@@ -106,7 +106,7 @@ def waits_of(trace: Trace, workload: str) -> Waits | None:
     except MissingEvidence:
         return None
     longest = sorted(waited_ns, key=lambda call: -waited_ns[call])[:_SPANS]
-    return Waits(
+    return SmWaits(
         workload,
         n=len(calls),
         judged=len(chosen),

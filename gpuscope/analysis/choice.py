@@ -47,7 +47,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PointChoice:
     """What to choose from, all of it with the same work.
 
     Attributes
@@ -149,7 +149,7 @@ _TIMES = (
 )
 
 
-def choices(result: SweepResult, workload: str | None = None) -> list[Choice]:
+def choices(result: SweepResult, workload: str | None = None) -> list[PointChoice]:
     """Return what a sweep lets one choose from: a choice for each work that was varied.
 
     Parameters
@@ -181,12 +181,12 @@ def choices(result: SweepResult, workload: str | None = None) -> list[Choice]:
     return [choice for choice in chosen if choice is not None]
 
 
-def _choice(options: list[Option], names: list[str], is_simulated: bool) -> Choice | None:  # noqa: FBT001
+def _choice(options: list[Option], names: list[str], is_simulated: bool) -> PointChoice | None:  # noqa: FBT001
     for column in dict.fromkeys([*TOLD, *FORMER]):
         for name in names:
             there = [each for each in options if _told(each.rows.get(name, {})) == column]
             if there:
-                return _decided(Choice(name, column, (*there,), is_simulated))
+                return _decided(PointChoice(name, column, (*there,), is_simulated))
     return None
 
 
@@ -196,7 +196,7 @@ def _told(row: Row) -> str:
     return known or next((key for key in FORMER if row.get(key) is not None), "")
 
 
-def _decided(choice: Choice) -> Choice:
+def _decided(choice: PointChoice) -> PointChoice:
     sign = COMPARED[choice.column].better
     rows = {id(option): option.rows[choice.workload] for option in choice.options}
     if len(rows) < 2 or any(row[choice.column] and row["low"] is None for row in rows.values()):

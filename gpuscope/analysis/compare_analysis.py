@@ -14,7 +14,7 @@ from gpuscope.analysis.pairing import Both, Pairs, paired_calls, paired_requests
 from gpuscope.analysis.part import PartKind
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Result, Row, about_several, sentences
-from gpuscope.analysis.rounds import Measured, effects_of, measured
+from gpuscope.analysis.rounds import MeasuredTrace, effects_of, measured
 from gpuscope.analysis.trace_parts import parts_by_cause
 from gpuscope.errors import MissingEvidence, NotFound
 from gpuscope.trace.model import Trace
@@ -69,7 +69,7 @@ class Comparison(Result):
     pairs: Mapping[str, Pairs] = field(repr=False)
     bands: Mapping[tuple[str, str], tuple[float, float]] | None = field(default=None, repr=False)
     forecasts: tuple[Trace, ...] = field(default=(), repr=False)
-    measured: tuple[Measured, Measured] | None = field(default=None, repr=False)
+    measured: tuple[MeasuredTrace, MeasuredTrace] | None = field(default=None, repr=False)
 
     @property
     def verdict(self) -> Verdict:

@@ -34,7 +34,7 @@ _PARTS, _FEWEST_CALLS = 20, 6
 """Parts of calls at most, and calls of which no part tells anything."""
 
 
-class Measured(NamedTuple):
+class MeasuredTrace(NamedTuple):
     """What a trace gave.
 
     Attributes
@@ -53,15 +53,15 @@ class Measured(NamedTuple):
 
 
 @once
-def measured(trace: Trace) -> Measured:
+def measured(trace: Trace) -> MeasuredTrace:
     """Return what a trace gave, and its rounds."""
     whole = values_of(trace)
     rounds = windows_of(trace)
     if len(rounds) < FEWEST:
-        return Measured(whole, _parts_of(trace, whole), "part")
+        return MeasuredTrace(whole, _parts_of(trace, whole), "part")
     values = [values_of(each) for each in rounds]
     known = [number for number in whole if all(number in each for each in values)]
-    return Measured(whole, {key: [each[key] for each in values] for key in known}, "round")
+    return MeasuredTrace(whole, {key: [each[key] for each in values] for key in known}, "round")
 
 
 def values_of(trace: Trace) -> dict[Number, float]:
@@ -103,7 +103,7 @@ def windows_of(trace: Trace) -> list[Trace]:
 
 # -- two of them --------------------------------------------------------------------------
 def effects_of(
-    first: Measured, second: Measured, *, is_simulated: bool, within: float | None = None
+    first: MeasuredTrace, second: MeasuredTrace, *, is_simulated: bool, within: float | None = None
 ) -> list[Effect]:
     """Compare what two traces gave, number by number: how far they differ, and how sure that is.
 
@@ -125,8 +125,8 @@ def effects_of(
 
 def effect_of(
     number: Number,
-    first: Measured,
-    second: Measured,
+    first: MeasuredTrace,
+    second: MeasuredTrace,
     *,
     is_simulated: bool,
     judged: int,

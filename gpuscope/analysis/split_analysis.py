@@ -66,7 +66,7 @@ Sums: TypeAlias = dict[What, Sum]
 
 
 @dataclass(frozen=True)
-class Side:
+class SplitSide:
     """The time of one side.
 
     Attributes
@@ -255,7 +255,9 @@ def _summed(sums: Sums, alike: Sequence[What]) -> Sum:
     return total
 
 
-def split(of: str, unit: str, names: tuple[str, str], first: Side, second: Side) -> SplitResult:
+def split(
+    of: str, unit: str, names: tuple[str, str], first: SplitSide, second: SplitSide
+) -> SplitResult:
     """Split the difference of two sides."""
     parts = []
     for what, left, right in _alike(first.sums, second.sums):
@@ -280,11 +282,11 @@ def split(of: str, unit: str, names: tuple[str, str], first: Side, second: Side)
     return SplitResult(of, unit, names, first.ns, second.ns, tuple(parts))
 
 
-def joined(sides: Sequence[Side]) -> Side:
+def joined(sides: Sequence[SplitSide]) -> SplitSide:
     """Return several runs of one side as one; their longest spans are the first run's."""
     sums: Sums = {}
     for number, side in enumerate(sides):
         for what, each in side.sums.items():
             spans = [(0.0, span) for span in each.spans] if not number else []
             sums.setdefault(what, Sum()).add(each.ns, each.count, spans)
-    return Side(sums, sum(side.units for side in sides))
+    return SplitSide(sums, sum(side.units for side in sides))

@@ -12,7 +12,7 @@ from gpuscope.analysis import idle_analysis as idle
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.part import Part, PartKind, cut
 from gpuscope.analysis.span_rows import OPEN
-from gpuscope.analysis.split_analysis import SHOWN, Cause, Side, Sum, Sums, What
+from gpuscope.analysis.split_analysis import SHOWN, Cause, SplitSide, Sum, Sums, What
 from gpuscope.analysis.steps_analysis import steps
 from gpuscope.analysis.trace_parts import TraceParts, trace_parts
 from gpuscope.trace.columns import codes, combined, is_open, launch_calls, rows_of
@@ -56,7 +56,7 @@ _MOST_CALLS = 10_000
 
 
 # -- calls --------------------------------------------------------------------------------
-def of_calls(trace: Trace, ids: Ints) -> Side:
+def of_calls(trace: Trace, ids: Ints) -> SplitSide:
     """Return what calls or requests consist of.
 
     Raises
@@ -70,10 +70,10 @@ def of_calls(trace: Trace, ids: Ints) -> Side:
     for span in chosen:
         for part in known.parts(known.rows.position(span)):
             names.add(sums, part)
-    return Side(sums, len(chosen))
+    return SplitSide(sums, len(chosen))
 
 
-def of_background(trace: Trace, workload: str) -> Side:
+def of_background(trace: Trace, workload: str) -> SplitSide:
     """Return what the time of a workload that is never waited for consists of.
 
     From the first to the last of its kernels in each window: what ran, and of each gap what the
@@ -108,7 +108,7 @@ def of_background(trace: Trace, workload: str) -> Side:
             names.add(sums, Part("running", max(start, since), end, int(rows.ids[row])))
         done, before = max(end, since), window
     calls = int((rows.having("kind", ("handle",)) & rows.having("category", (workload,))).sum())
-    return Side(sums, calls or len(work))
+    return SplitSide(sums, calls or len(work))
 
 
 class _Names:
@@ -158,7 +158,7 @@ def configuration(text: str | None) -> str:
 
 
 # -- programs -----------------------------------------------------------------------------
-def of_program(trace: Trace) -> Side:
+def of_program(trace: Trace) -> SplitSide:
     """Return what a GPU's steady time consists of, by range and line: what ran, and idle causes.
 
     What runs at once shares its time equally. Of several GPUs the times are added up.
@@ -179,7 +179,7 @@ def of_program(trace: Trace) -> Side:
         sums.setdefault(what, Sum()).add(cause.idle_ns, cause.gaps, _ranked(cause.spans))
     for what, ns, count, spans in _work(trace, *idle_time.window_ns):
         sums.setdefault(what, Sum()).add(ns, count, spans)
-    return Side(sums, len(known.steady) or 1)
+    return SplitSide(sums, len(known.steady) or 1)
 
 
 def _ranked(spans: Sequence[int]) -> list[tuple[float, int]]:

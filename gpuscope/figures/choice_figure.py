@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from gpuscope._checks import door
 from gpuscope._columns import COMPARED, heading
-from gpuscope.analysis.choice import Choice, Option, choices
+from gpuscope.analysis.choice import Option, PointChoice, choices
 from gpuscope.analysis.interference_analysis import InterferenceResult, definition
 from gpuscope.analysis.race import Goal
 from gpuscope.analysis.settings import SweepResult
@@ -113,7 +113,7 @@ def _name(option: Option) -> str:
     return ", ".join(map(str, option.values))
 
 
-def _of_choice(choice: Choice) -> Iterator[_Mark]:
+def _of_choice(choice: PointChoice) -> Iterator[_Mark]:
     panel = f"{choice.workload}: {COMPARED[choice.column].heading}"
     for option in choice.options:
         look = "not told from the best" if option in choice.ties else "worse"

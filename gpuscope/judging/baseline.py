@@ -11,7 +11,7 @@ import msgspec
 
 from gpuscope import _foreign
 from gpuscope._files import write_text
-from gpuscope.analysis.rounds import Measured
+from gpuscope.analysis.rounds import MeasuredTrace
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.judging.budget import Limit
 from gpuscope.judging.machine import Machine
@@ -30,7 +30,7 @@ class Baseline(msgspec.Struct, frozen=True):
     judged
         Setting → how many numbers a comparison of it with another judges together.
     unit
-        What values are of, as :class:`gpuscope.analysis.rounds.Measured` has it.
+        What values are of, as :class:`gpuscope.analysis.rounds.MeasuredTrace` has it.
     """
 
     machine: Machine
@@ -42,7 +42,7 @@ class Baseline(msgspec.Struct, frozen=True):
     judged: dict[str, int] = {}
     unit: str = "process"
 
-    def measured(self, setting: str, limit: Limit) -> Measured:
+    def measured(self, setting: str, limit: Limit) -> MeasuredTrace:
         """Return the number of a limit as it is compared with another; nothing if it has none."""
         number = limit.workload, limit.column
         values = self.values.get(setting, {}).get(limit.name, [])
@@ -50,9 +50,9 @@ class Baseline(msgspec.Struct, frozen=True):
         if values:
             whole.setdefault(limit.name, fmean(values))
         if limit.name not in whole:
-            return Measured({}, {}, self.unit)
+            return MeasuredTrace({}, {}, self.unit)
         samples = {number: values} if values else {}
-        return Measured({number: whole[limit.name]}, samples, self.unit)
+        return MeasuredTrace({number: whole[limit.name]}, samples, self.unit)
 
     @classmethod
     def read(cls, path: Path) -> Baseline:

@@ -20,7 +20,7 @@ from gpuscope.analysis.pairing import Pairs
 from gpuscope.analysis.result import about_several, sentences
 from gpuscope.analysis.rounds import Values, values_of, windows_of
 from gpuscope.analysis.shifts import serial_correlation
-from gpuscope.analysis.split_analysis import Side, SplitResult, joined, split
+from gpuscope.analysis.split_analysis import SplitResult, SplitSide, joined, split
 from gpuscope.analysis.split_sides import of_background, of_calls, of_program
 from gpuscope.errors import MissingEvidence
 from gpuscope.judging.programs import PROGRAM, values_of_program
@@ -285,7 +285,7 @@ def _of_the_time(keys: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
 
 
 def _split_program(
-    column: str, names: tuple[str, str], whole: Sequence[Side], processes: int
+    column: str, names: tuple[str, str], whole: Sequence[SplitSide], processes: int
 ) -> SplitResult:
     """Split the time of a program's step; where one side has none, the steady time."""
     if column == "step_ms":

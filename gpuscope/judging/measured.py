@@ -12,7 +12,7 @@ import numpy as np
 from gpuscope._columns import COMPARED, TOGETHER
 from gpuscope._text import clean
 from gpuscope.analysis.idle_analysis import idle_causes
-from gpuscope.analysis.rounds import Measured, measured, windows_of
+from gpuscope.analysis.rounds import MeasuredTrace, measured, windows_of
 from gpuscope.analysis.settings import of_slowest_rank, settings_table
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument
@@ -133,7 +133,7 @@ class Seen:
         """Whether a simulated GPU gave all numbers."""
         return all(trace.is_simulated for trace in self.traces.values())
 
-    def measured(self, setting: str) -> Measured:
+    def measured(self, setting: str) -> MeasuredTrace:
         """Return the numbers of a setting as they are compared with others."""
         if self.unit != "process":
             gave = measured(self.traces[setting])
@@ -142,7 +142,7 @@ class Seen:
         numbers = self.numbers[setting]
         whole = {number: values[0] for number, values in numbers.items()}
         samples = {number: values[1:] for number, values in numbers.items()}
-        return Measured(whole, samples, "process" if self.unit == "process" else "round")
+        return MeasuredTrace(whole, samples, "process" if self.unit == "process" else "round")
 
     def judged(self, setting: str) -> int:
         """Return how many numbers a comparison of the setting with another judges together."""

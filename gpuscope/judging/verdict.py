@@ -63,7 +63,7 @@ class PartOf(msgspec.Struct, frozen=True):
     change_us: float
 
 
-class Evidence(msgspec.Struct, frozen=True):
+class EvidenceRows(msgspec.Struct, frozen=True):
     """Rows that show it: ids in the trace of that name."""
 
     trace: str
@@ -108,7 +108,7 @@ class Verdict(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     clocks_mhz: tuple[float | None, float | None] | None = None
     is_simulated: bool = False
     parts: list[PartOf] = []
-    evidence: list[Evidence] = []
+    evidence: list[EvidenceRows] = []
     next: list[str] = []
 
     @property
@@ -167,10 +167,10 @@ def parts_of(changes: Iterable[tuple[str, str, float]]) -> list[PartOf]:
     return parts
 
 
-def evidence_of(spans: Mapping[str, Sequence[int]]) -> list[Evidence]:
+def evidence_of(spans: Mapping[str, Sequence[int]]) -> list[EvidenceRows]:
     """Return the first few rows of each trace."""
     return [
-        Evidence(shortened(clean(trace), 0, _TEXT), [*ids[:_SPANS]])
+        EvidenceRows(shortened(clean(trace), 0, _TEXT), [*ids[:_SPANS]])
         for trace, ids in spans.items()
         if ids
     ]

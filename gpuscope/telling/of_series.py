@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from gpuscope._checks import door
 from gpuscope._columns import COMPARED
-from gpuscope.analysis.choice import Choice, Option, choices
+from gpuscope.analysis.choice import Option, PointChoice, choices
 from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.telling.finding import Finding, Quantity, counts
@@ -52,7 +52,7 @@ def swept(result: SweepResult, workload: str | None = None) -> Iterator[Finding]
         yield from _ends(every)
 
 
-def _take(choice: Choice, taken: Option) -> Iterator[Finding]:
+def _take(choice: PointChoice, taken: Option) -> Iterator[Finding]:
     """Yield which point to take, with what that gains and costs, then its equals."""
     column = COMPARED[choice.column]
     value, low, high = choice.value(taken)
@@ -71,7 +71,7 @@ def _take(choice: Choice, taken: Option) -> Iterator[Finding]:
         yield Finding("take.ties", "note", subject)
 
 
-def _costs(choice: Choice, taken: Option) -> Iterator[str]:
+def _costs(choice: PointChoice, taken: Option) -> Iterator[str]:
     """Yield what a point costs others, and what is worse there than at the reference."""
     for name, share in choice.kept(taken).items():
         yield f"{name} keeps {Quantity('kept', share, '%')} of its rate alone"
@@ -80,7 +80,9 @@ def _costs(choice: Choice, taken: Option) -> Iterator[str]:
         yield f"worse: {each.workload}'s {each.about.quantity} is {now} instead of {was}"
 
 
-def _against_reference(choice: Choice, option: Option) -> tuple[dict[str, str], list[Quantity]]:
+def _against_reference(
+    choice: PointChoice, option: Option
+) -> tuple[dict[str, str], list[Quantity]]:
     """Return how far an option differs from the reference, in words and as a number."""
     if choice.reference in (None, option) or not choice.value(choice.reference)[0]:
         return {}, []
@@ -92,7 +94,7 @@ def _against_reference(choice: Choice, option: Option) -> tuple[dict[str, str], 
     return subject, [Quantity("by", by.change, "±%", low, high)]
 
 
-def _untold(choice: Choice, best: Option, rounds: int) -> Finding:
+def _untold(choice: PointChoice, best: Option, rounds: int) -> Finding:
     """Return that noise hides what the best point gains, and what would tell it."""
     column = COMPARED[choice.column]
     value, low, high = choice.value(best)
@@ -108,7 +110,7 @@ def _untold(choice: Choice, best: Option, rounds: int) -> Finding:
     return Finding("take.none", "note", {**subject, **against}, values)
 
 
-def _ends(every: Sequence[Choice]) -> Iterator[Finding]:
+def _ends(every: Sequence[PointChoice]) -> Iterator[Finding]:
     """Yield where the number that is judged is best and worst, of the work of the first choice."""
     first, column = every[0], COMPARED[every[0].column]
     by_value = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from gpuscope.analysis.calls_analysis import Waits, waits_of
+from gpuscope.analysis.calls_analysis import SmWaits, waits_of
 from gpuscope.analysis.latency_analysis import durations_ns
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.telling.finding import Finding, Quantity, Severity, counts
@@ -37,7 +37,7 @@ def of_waits(trace: Trace) -> Iterator[Finding]:
             yield _of_waits(trace, waits)
 
 
-def _of_waits(trace: Trace, waits: Waits) -> Finding:
+def _of_waits(trace: Trace, waits: SmWaits) -> Finding:
     values = (
         Quantity("each", waits.waited_ns / waits.judged, "ns"),
         Quantity("share", waits.waited_ns / waits.judged_ns, "%"),

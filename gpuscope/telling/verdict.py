@@ -36,7 +36,7 @@ _LARGEST: dict[PartKind, str] = {
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """What a run of one setting came to, or comes to so far.
 
     Attributes
@@ -67,7 +67,7 @@ def verdict_of(
     rows: Sequence[Row],
     confinement: ConfinementResult | Finding,
     so_far: tuple[int, int] | None = None,
-) -> Verdict:
+) -> RunVerdict:
     """Judge one setting.
 
     Parameters
@@ -104,7 +104,7 @@ def verdict_of(
         notes.insert(0, Finding("incomplete", "warning", missing))
     stayed = _stayed(confinement, trace.metadata.missing)
     answers = _overlapped(won), _answer(calls, timed), stayed, _gained(won)
-    return Verdict(headline, tuple(notes), *answers, calls)
+    return RunVerdict(headline, tuple(notes), *answers, calls)
 
 
 # -- the headline --------------------------------------------------------------------------

@@ -84,7 +84,7 @@ ESCAPED = Hatch((_UP, _DOWN), 1.2, "x", solidity=0.2)
 
 
 @dataclass(frozen=True)
-class Mark:
+class MarkLook:
     """A mark above a row.
 
     Attributes
@@ -100,8 +100,8 @@ class Mark:
 
 
 MARKS = {
-    "escape": Mark("triangle-down", ((-1, -1), (1, -1), (0, 1))),
-    "hazard": Mark("diamond", ((-1, 0), (0, -1), (1, 0), (0, 1))),
+    "escape": MarkLook("triangle-down", ((-1, -1), (1, -1), (0, 1))),
+    "hazard": MarkLook("diamond", ((-1, 0), (0, -1), (1, 0), (0, 1))),
 }
 
 

@@ -15,7 +15,7 @@ from gpuscope.telling.explanation import in_short
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.media import rich
 from gpuscope.telling.rules import RULES
-from gpuscope.telling.verdict import Verdict
+from gpuscope.telling.verdict import RunVerdict
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.widgets import html
 
@@ -50,7 +50,7 @@ class Judged:
         What is known of devices and partitions.
     """
 
-    verdict: Verdict
+    verdict: RunVerdict
     confinement: ConfinementResult | Finding
     busy: Mapping[str, float]
     homes: Mapping[str, str | None]

@@ -11,7 +11,7 @@ from judging_programs import ONE, PROGRAM, changed
 
 import gpuscope as gs
 from gpuscope.analysis import compare_analysis
-from gpuscope.analysis.rounds import Measured, values_of
+from gpuscope.analysis.rounds import MeasuredTrace, values_of
 from gpuscope.cli.experiments import write_run
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, NothingRecorded
 from gpuscope.judging import diff_result, sides
@@ -361,7 +361,7 @@ def measured(gpu, monkeypatch, *rounds):
     """Return the diff of two saved runs on a GPU whose rounds gave these times."""
     run = gs.run({**ONE, "rounds": len(rounds[0]), "alone_repeats": 0}, gpu)
     key = "w", "latency_p50_us"
-    gave = [Measured({key: np.median(each)}, {key: [*each]}, "round") for each in rounds]
+    gave = [MeasuredTrace({key: np.median(each)}, {key: [*each]}, "round") for each in rounds]
     kept, values = iter(gave), iter(np.stack(rounds).ravel())
     monkeypatch.setattr("gpuscope.trace.model.Trace.is_simulated", property(lambda _: False))
     monkeypatch.setattr(compare_analysis, "measured", lambda _: next(kept))

@@ -11,7 +11,7 @@ import gpuscope as gs
 from gpuscope.analysis.calls_analysis import FOR_SMS, calls_of, waits_of
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.of_trace import by_setting, ranked
-from gpuscope.telling.verdict import Verdict
+from gpuscope.telling.verdict import RunVerdict
 from gpuscope.widgets import results
 from gpuscope.widgets.presets import PRESETS
 
@@ -32,12 +32,12 @@ def apart():
     return ran("small beside load, partitions")
 
 
-def judged(run: gs.trace.Run, so_far: tuple[int, int] | None = None) -> Verdict:
+def judged(run: gs.trace.Run, so_far: tuple[int, int] | None = None) -> RunVerdict:
     (trace,) = run.values()
     return results.judge(trace, run.comparison.to_pylist(), so_far).verdict
 
 
-def rules(verdict: Verdict) -> list[str]:
+def rules(verdict: RunVerdict) -> list[str]:
     return [note.rule for note in verdict.notes]
 
 

@@ -391,6 +391,11 @@ def test_without_a_winner_it_says_which_to_take_and_what_that_costs_at_most(tune
     assert (take["mean"].low, take["mean"].high) == (hidden.interval(two) or (None, None))
     assert f"no other of these is better than {two.label} by more than 2 (" in hidden.outcome
     assert two.label in hidden.export(tmp_path / "carve.py").read_text()
+    no_better = replace(hidden, reference=one.label)
+    assert (no_better.choice.label, no_better.recommended) == (two.label, None)
+    (take,) = recommended(no_better)
+    assert (take.rule, take.subject["choice"]) == ("take.hidden", two.label)
+    assert not [*left(no_better)]
     open_still = replace(hidden, settings=(replace(one, verdict="undecided", behind=None),))
     assert open_still.choice is None
     finding = gs.telling.tuned(open_still)

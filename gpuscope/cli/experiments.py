@@ -82,7 +82,7 @@ def run_command(
     _check_folder(out, experiment, replace=force)
     with terminal.run_bar(experiment.name) as view:
         result = run_experiment(experiment, target, viewer=view)
-    _tell(result, write_run(result, out), None, every=every, as_json=as_json)
+    tell_run(result, write_run(result, out), None, every=every, as_json=as_json)
 
 
 @app.command("quickstart")
@@ -103,7 +103,7 @@ def quickstart_command(
     run_command(file, device, out, force=force, every=every, as_json=as_json)
 
 
-def _tell(
+def tell_run(
     result: Run,
     written: list[Path],
     checked: Mapping[str, CompareResult] | None,
@@ -111,7 +111,20 @@ def _tell(
     every: bool,
     as_json: bool,
 ) -> None:
-    """Print a run or, where it was predicted and measured, how that compares."""
+    """Print a run or, where it was predicted and measured, how that compares.
+
+    Parameters
+    ----------
+    written
+        The files that it was written to.
+    checked
+        Setting → how what was predicted compares with what was measured.
+
+    Raises
+    ------
+    typer.Exit
+        The run was stopped early.
+    """
     if as_json:
         facts = {**_facts_of(result), "files": [str(path) for path in written]}
         if checked is not None:
@@ -213,7 +226,7 @@ def predict_command(
         checked = check(result, measured)
         unmeasured = [name for name in result if name not in measured]
         written.insert(0, checked_report(checked, out / _COMPARED))
-    _tell(result, written, checked, every=every, as_json=as_json)
+    tell_run(result, written, checked, every=every, as_json=as_json)
     if unmeasured:
         terminal.complain(
             f"gpuscope: {against} holds no measurement of {listed(unmeasured)}: measure it, and "

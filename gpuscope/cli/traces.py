@@ -12,14 +12,16 @@ from typing import Annotated
 import typer
 from rich.progress import Progress
 
-from gpuscope import telling
+from gpuscope import _foreign, telling
 from gpuscope._files import check_new
 from gpuscope._text import counted
 from gpuscope.analyses import FIRST, Analysis, findings, known_analyses, problems, sql
 from gpuscope.analysis.result import Result
+from gpuscope.analysis.settings import settings_table
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
 from gpuscope.cli.app import All, Force, Json, app
+from gpuscope.cli.experiments import tell_run
 from gpuscope.cli.screen import Screen
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.formats.reading import load_trace
@@ -28,9 +30,10 @@ from gpuscope.formats.writing import export
 from gpuscope.judging.told import of_findings
 from gpuscope.report import trace_report
 from gpuscope.telling.finding import FindingsResult
-from gpuscope.trace.folder import trace_names
+from gpuscope.trace.folder import COMPARISON, load_run, trace_names
 from gpuscope.trace.merging import merge
 from gpuscope.trace.model import Trace
+from gpuscope.trace.run import Run
 
 _ROWS = 10_000
 """Of a query's answer that are worked out for one screen."""
@@ -212,19 +215,33 @@ def sql_command(
 @app.command("summary", help="The same as why. Example: gpuscope summary out/trace-shared.parquet")
 @app.command("why")
 def why_command(
-    file: _File,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            help=f"A trace: {suffixes('read')}; the content says which. Or the folder of a run, or "
+            "of a recorded program."
+        ),
+    ],
     every: All = False,  # noqa: FBT002 - typer's form of a flag
     as_json: Json = False,  # noqa: FBT002 - as above
 ) -> None:
     """Say what a trace is about: what to act on and why it is slow, then the numbers.
 
     Of a recorded program these are what the GPU waited for, and what would help; of any other trace
-    what each analysis finds. Where a package's analysis cannot be loaded, this exits with 1.
+    what each analysis finds; of a run how its settings compare. Where a package's analysis cannot
+    be loaded, this exits with 1.
 
     Examples: gpuscope why out/train/train-1234.parquet
 
     gpuscope why out/trace-shared.parquet --all
+
+    gpuscope why out/quickstart
     """
+    if file.is_dir():
+        if trace_names(file):
+            tell_run(_saved_run(file), [], None, every=every, as_json=as_json)
+            return
+        file = _only_trace(file)
     trace = load_trace(file)
     result = findings(trace)
     broken = problems()
@@ -248,6 +265,35 @@ def why_command(
         _show_page(trace, result, every=every)
     if broken:
         raise typer.Exit(FAILED)
+
+
+def _saved_run(folder: Path) -> Run:
+    """Return the run that was written to a folder."""
+    traces = load_run(folder)
+    first = next(iter(traces.values())).metadata
+    facts = _foreign.load(folder / COMPARISON)
+    return Run(
+        traces,
+        settings_table(traces),
+        first.experiment or {"name": folder.name},
+        stopped=isinstance(facts, dict) and facts.get("stopped") is True,
+    )
+
+
+def _only_trace(folder: Path) -> Path:
+    """Return the one trace in the folder of a recorded program."""
+    files = sorted(folder.glob("*.parquet"))
+    if len(files) == 1:
+        return files[0]
+    if not files:
+        raise GpuscopeError(
+            f"there is no run and no .parquet file in {str(folder)!r}: name the --out folder of a "
+            "gpuscope run or record, or a trace"
+        )
+    raise GpuscopeError(
+        f"{len(files)} traces are in {str(folder)!r}: name one of them, such as "
+        f"{files[0].name!r}; gpuscope merge puts those of ranks on one clock"
+    )
 
 
 def _answers(trace: Trace) -> dict[Analysis, Result | str]:

@@ -297,3 +297,40 @@ def test_what_is_written_replaces_nothing_unless_told(command, file, tmp_path):
         assert f"{files[0].name!r} is there already" in said
         assert [path.read_bytes() for path in files] == before
         assert command(*arguments, "--force")[0] == 0
+
+
+# -- folders -------------------------------------------------------------------------------
+SMALL = {
+    "name": "small", "rounds": 1, "alone_repeats": 0, "streams": {"s": {}},
+    "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 3}},
+    "settings": {"first": {}, "second": {}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [[], ["--all"]], ids=["one screen", "all"])
+def test_the_first_page_of_a_run_is_what_the_run_printed(command, tmp_path, options):
+    experiment, out = tmp_path / "small.json", tmp_path / "out"
+    experiment.write_text(json.dumps(SMALL))
+    arguments = experiment, "--device", "sim:h200", "--out", out
+    code, printed, _ = command("run", *arguments, *options)
+    seen_code, seen, _ = command("why", out, *options)
+    assert (seen_code, code) == (0, 0)
+    assert seen.splitlines() == printed.splitlines()[: len(seen.splitlines())]
+    as_json = json.loads(command("why", out, "--json")[1])
+    assert as_json["comparison"] == json.loads((out / "comparison.json").read_text())["comparison"]
+    stopped = json.loads((out / "comparison.json").read_text()) | {"stopped": True}
+    (out / "comparison.json").write_text(json.dumps(stopped))
+    assert command("why", out)[0] == cli.FAILED
+
+
+def test_the_first_page_of_a_program_s_folder_is_that_of_its_one_trace(command, file, tmp_path):
+    page = command("why", file)
+    assert page[0] == 0
+    assert command("why", file.parent) == page
+    other = file.with_name("other.parquet")
+    other.write_bytes(file.read_bytes())
+    code, _, complaint = command("why", file.parent)
+    assert (code, "'in.parquet'" in complaint) == (2, True)
+    (tmp_path / "empty").mkdir()
+    code, _, complaint = command("why", tmp_path / "empty")
+    assert (code, "no run and no .parquet" in complaint) == (2, True)

@@ -30,7 +30,7 @@ from gpuscope.formats.writing import export
 from gpuscope.judging.told import of_findings
 from gpuscope.report import trace_report
 from gpuscope.telling.finding import FindingsResult
-from gpuscope.trace.folder import COMPARISON, load_run, trace_names
+from gpuscope.trace.folder import COMPARISON, is_folder, load_run, trace_names
 from gpuscope.trace.merging import merge
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
@@ -237,7 +237,7 @@ def why_command(
 
     gpuscope why out/quickstart
     """
-    if file.is_dir():
+    if is_folder(file):
         if trace_names(file):
             tell_run(_saved_run(file), [], None, every=every, as_json=as_json)
             return

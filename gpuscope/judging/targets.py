@@ -12,7 +12,7 @@ from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.experiment import Experiment, as_experiment
 from gpuscope.formats.reading import load_trace
 from gpuscope.judging.programs import Command
-from gpuscope.trace.folder import load_run
+from gpuscope.trace.folder import is_folder, load_run
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 
@@ -54,10 +54,7 @@ def _from_path(path: Path) -> Target:
         return as_experiment(path)
     if path.suffix == ".py":
         return Command.parse([str(path)])
-    with contextlib.suppress(OSError, ValueError):  # no path can have such a text
-        if path.is_dir():
-            return load_run(path)
-    return load_trace(path)
+    return load_run(path) if is_folder(path) else load_trace(path)
 
 
 def _is_experiment(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -13,6 +14,13 @@ from gpuscope.trace.store import read_parquet
 COMPARISON = "comparison.json"
 """The file that names the traces, written after them."""
 _TRACE = re.compile(r"trace-[A-Za-z0-9-]+\.parquet")
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a path is that of a folder; no folder can have some texts as its name."""
+    with contextlib.suppress(OSError, ValueError):
+        return path.is_dir()
+    return False
 
 
 def load_run(folder: Path) -> dict[str, Trace]:

@@ -178,9 +178,9 @@ def tune_command(
             viewer=view,
         )
     names = [*_TUNED]
-    if result.choice is not None and result.choice.sizes:
+    if result.recommended is not None and result.recommended.sizes:
         names += _CARVED
-        names += [_DIVISIONS] * ({PREFILL, DECODE} <= result.choice.sizes.keys())
+        names += [_DIVISIONS] * ({PREFILL, DECODE} <= result.recommended.sizes.keys())
     written = [result.export(out / name) for name in names]
     _tell(result, written, every=every, as_json=as_json)
 

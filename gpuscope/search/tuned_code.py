@@ -27,7 +27,7 @@ def write_tuning(result: Tuning, path: str | Path, label: str | None) -> Path:
     Parameters
     ----------
     label
-        Of the setting whose partitions are written; ``choice`` if not given.
+        Of the setting whose partitions are written; ``recommended`` if not given.
 
     Raises
     ------
@@ -79,7 +79,12 @@ _PLAIN = (
 def tuning_facts(result: Tuning) -> dict[str, object]:
     """Return all that a tuning found, as JSON holds it."""
     words = tuned_words(result)
-    chosen = {"best": result.best, "choice": result.choice, "nearest": result.nearest}
+    chosen = {
+        "best": result.best,
+        "choice": result.choice,
+        "recommended": result.recommended,
+        "nearest": result.nearest,
+    }
     return {
         **{name: getattr(result, name) for name in _PLAIN},
         **{name: setting and setting.label for name, setting in chosen.items()},
@@ -113,7 +118,7 @@ def manual_divisions(results: Mapping[int, Tuning], labels: Mapping[int, str] | 
         Decode batch → the tuning at that batch; its partitions are called ``prefill`` and
         ``decode``. Batches that have the same split give one row.
     labels
-        Decode batch → label of the setting to write; ``choice`` if not given.
+        Decode batch → label of the setting to write; ``recommended`` if not given.
 
     Raises
     ------

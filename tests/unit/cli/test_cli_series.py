@@ -229,7 +229,9 @@ def test_a_tuning_keeps_its_measurements_its_report_and_the_code(command, trial,
     assert code == 0
     written = {name for name in names(out) if not name.endswith(".parquet")}
     facts = json.loads((out / "tune.json").read_text("utf-8"))
-    code_files = {"carve.py", "carve.cpp"} if facts["choice"] not in (None, "shared") else set()
+    code_files = (
+        {"carve.py", "carve.cpp"} if facts["recommended"] not in (None, "shared") else set()
+    )
     assert written == {"tune.html", "tune.json"} | code_files
     assert facts["take"] in " ".join(printed.split())
     assert "SIMULATED" in printed

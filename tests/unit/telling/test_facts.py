@@ -13,6 +13,7 @@ from gpuscope.analysis import calls_analysis
 from gpuscope.analysis.calls_analysis import calls_of
 from gpuscope.analysis.compare_analysis import PartSum
 from gpuscope.analysis.confinement_analysis import confinement
+from gpuscope.analysis.effects import judged_effect
 from gpuscope.analysis.settings import has_own_sms, settings_table
 from gpuscope.analysis.split_analysis import SplitPart
 from gpuscope.telling import verdict as verdicts
@@ -282,7 +283,10 @@ def test_only_rates_are_kept_or_paid(apart):
     result = gs.compare(ran(partitions={}, streams={"s": {}, "l": {}}), apart)
     rate = next(each for each in result.differences if each.workload == "load")
     seen = [each for each in result.differences if each.workload == "small"]
-    seen += [replace(rate, low=-0.2, high=-0.1), replace(rate, column="power_w", low=1, high=2)]
+    seen += [
+        judged_effect(replace(rate, low=-0.2, high=-0.1)),
+        judged_effect(replace(rate, column="power_w", low=1, high=2)),
+    ]
     found = of_pair(replace(result, differences=tuple(seen)))
     assert sum(each.rule in ("change.pays", "change.gains") for each in found) == 1
 

@@ -859,7 +859,7 @@ def test_what_was_stopped_is_said_and_partial_points_are_left_out():
         ((16,), "carved", 16, 30.0, -0.1, 0.1, 0.8, "stopped early: fewer calls than planned"),
     ]
     figure = figures.swept(made(rows, stopped=True))
-    assert list(marks_of(figure, "fast: latency p50 (µs)")) == ["plain", "8"]
+    assert set(marks_of(figure, "fast: latency p50 (µs)")) == {"plain", "8"}
     assert "stopped early: not every point is here" in figure.layout.title.subtitle.text
 
 

@@ -310,6 +310,9 @@ class SweepResult(Result):
     unmeasured, why_unmeasured
         How many points were not finished, and what the first of them says, if anything: its run was
         stopped, or its worker lost.
+    refused, why_refused
+        How many points this GPU cannot run, as they ask for a split that it does not grant, and
+        what the first of them says.
     speeds
         Of a reference on each GPU. With them ``table`` has times × and rates ÷ the GPU's relative
         speed, which stands in its column ``speed``: as if the first GPU had run all points. Rates
@@ -323,6 +326,8 @@ class SweepResult(Result):
     speeds: tuple[Speed, ...] = ()
     unmeasured: int = 0
     why_unmeasured: str = ""
+    refused: int = 0
+    why_refused: str = ""
 
     @property
     def columns(self) -> list[str]:

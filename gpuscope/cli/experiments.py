@@ -126,7 +126,16 @@ def tell_run(
         The run was stopped early.
     """
     if as_json:
-        facts = {**_facts_of(result), "files": [str(path) for path in written]}
+        found = [
+            {"setting": setting, **telling.to_json(finding)}
+            for setting, finding in findings_by_setting(result)
+        ]
+        facts = {
+            **_facts_of(result),
+            "outcome": telling.outcome(result),
+            "findings": found,
+            "files": [str(path) for path in written],
+        }
         if checked is not None:
             facts["checked"] = {name: each.rows() for name, each in checked.items()}
             facts["verdicts"] = [

@@ -31,6 +31,7 @@ from gpuscope.search.interference import measure_interference
 from gpuscope.search.sweeps import sweep
 from gpuscope.search.tuned_code import DECODE, PREFILL, tuning_facts
 from gpuscope.search.tuning import tune
+from gpuscope.telling.media import to_json
 from gpuscope.telling.of_series import interfered, swept
 from gpuscope.telling.of_tuning import forecast_errors, left, measured, recommended, tuned
 
@@ -324,6 +325,8 @@ def _tell(
     if as_json:
         files = [str(path) for path in written]
         more = tuning_facts(result) if isinstance(result, Tuning) else {}
+        if isinstance(result, SweepResult):
+            more["findings"] = [to_json(finding) for finding in swept(result)]
         say_json({**more, "stopped": result.stopped, "rows": result.rows(), "files": files})
     else:
         screen = Screen(every=every)
@@ -343,10 +346,7 @@ def _tell(
         else:
             _interference_on(screen, result)
         screen.show(result.provenance, written)
-    has_numbers = True
-    if isinstance(result, SweepResult):  # maybe the GPU can carve none of its points
-        has_numbers = not all(result.select(["error"]).column("error").to_pylist())
-    if result.stopped or not has_numbers:
+    if result.stopped or (isinstance(result, SweepResult) and result.refused):
         raise typer.Exit(FAILED)
 
 

@@ -223,8 +223,9 @@ def check(
     notes: tuple[str, ...] = ()
     if stored is not None:
         notes = tuple(differing(seen.machine, stored, other_machine=other_machine))
+    relative = sum(limit.worse is not None for limit in limits)
     kept = [
-        _judge(limit, setting, seen, stored, len(limits))
+        _judge(limit, setting, seen, stored, relative)
         for limit in limits
         for setting in seen.settings_of(limit)
         if limit.worse is None or stored is not None

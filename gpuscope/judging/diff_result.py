@@ -165,10 +165,13 @@ class DiffResult(CompareResult):
             control = ", simulated: A against A is equal to the ns"
         elif len(self.turns.control) >= FEWEST:
             control = f", wider by what A differs from A ({len(self.turns.control)} pairs)"
-        tails = [
-            f"{each.workload}'s {each.about.quantity} (± {each.reach:.0%})"
+        told = self.findings[0].subject if self.findings else {}
+        untold = [
+            f"{each.workload}'s {each.about.quantity} ({each.low:+.1%} to {each.high:+.1%})"
             for each in self.effects
-            if each.is_tail and each.verdict == "cannot tell" and math.isfinite(each.reach)
+            if each.verdict == "cannot tell"
+            and math.isfinite(each.reach)
+            and (each.workload, each.column) != (told.get("workload"), told.get("column"))
         ]
         apart = f"{left} pairs of {several} left out, as {self.turns.left_out[0]}" if left else ""
         clocks = self.turns.clocks_mhz()
@@ -185,8 +188,8 @@ class DiffResult(CompareResult):
             f"ranks or, of few, by Student's t{control}; smallest seen: the change that would have "
             "been seen four times of five",
             apart,
-            f"cannot be told within {self.effects[0].within:.0%}: {', '.join(tails)}"
-            if tails
+            f"cannot be told within {self.effects[0].within:.0%}: {', '.join(untold)}"
+            if untold
             else "",
             f"SM clock {' and '.join(mhz)} MHz" if mhz else "",
             self.caution,

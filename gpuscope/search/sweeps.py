@@ -13,6 +13,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import pyarrow.compute as pc
+
 from gpuscope._checks import door, given
 from gpuscope.analysis.settings import Speed, SweepResult
 from gpuscope.device.device import Device
@@ -255,15 +257,19 @@ def _result(
             if gpu not in {speed.gpu for speed in speeds}
         ]
     unmeasured = {number for number in wanted if number not in finished}
-    errors = points.select(["number", "error"]).to_pylist() if unmeasured else []
-    reasons = [row["error"] for row in errors if row["number"] in unmeasured and row["error"]]
+    errors = points.select(["number", "error"])
+    failed = errors.filter(pc.is_valid(errors["error"])).to_pylist()
+    lost = [row["error"] for row in failed if row["number"] in unmeasured]
+    refused = {row["number"]: row["error"] for row in failed if row["number"] not in unmeasured}
     return SweepResult(
         points=points,
         experiment=facts["experiment"],
         parameters={name: tuple(facts["parameters"][name]) for name in facts["order"]},
         stopped=bool(unmeasured),
         unmeasured=len(unmeasured),
-        why_unmeasured=next(iter(reasons), ""),
+        why_unmeasured=next(iter(lost), ""),
+        refused=len(refused),
+        why_refused=next(iter(refused.values()), ""),
         provenance="; ".join(seen) or f"nothing was run on {where['name']}",
         incomplete="; ".join(missing),
         is_simulated=any("SIMULATED on" in line for line in seen),  # as files say it

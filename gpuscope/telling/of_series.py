@@ -19,7 +19,7 @@ from gpuscope.telling.of_tuning import fewest
 def swept(result: SweepResult, workload: str | None = None) -> Iterator[Finding]:
     """Yield which point to take of each work; where there is no choice, the best and the worst.
 
-    First how many points were not measured, if there are any.
+    First how many points were not measured or cannot be run, if there are any.
 
     Parameters
     ----------
@@ -42,6 +42,9 @@ def swept(result: SweepResult, workload: str | None = None) -> Iterator[Finding]
     if result.unmeasured:
         values = counts(unmeasured=result.unmeasured)
         yield Finding("swept.unmeasured", "warning", {"reason": result.why_unmeasured}, values)
+    if result.refused:
+        values = counts(refused=result.refused)
+        yield Finding("swept.refused", "warning", {"reason": result.why_refused}, values)
     every = choices(result, workload)
     for choice in every:
         if choice.taken is not None:

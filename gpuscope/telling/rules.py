@@ -368,6 +368,10 @@ RULES = {
         "{confidence} t-interval of each mean; equal below {close}; {ties}"
     ),
     "forecast-error": Rule("measured over forecast: {goal} {error} ({least} to {most})"),
+    "swept.refused": Rule(
+        "Points that cannot be run: {refused}; the first: {reason}",
+        "Their numbers are missing below; vary among what gpuscope devices says is granted",
+    ),
     "swept.unmeasured": Rule(
         "Points that were not measured, or not to their end: {unmeasured}[; of the first: "
         "{reason}]",

@@ -44,10 +44,13 @@ def test_of_two_traces_all_say_the_same(tmp_path, rounds, duration_us, verdict):
     budget = tmp_path / "b.toml"
     budget.write_text(RELATIVE, "utf-8")
     check(before, budget, save_baseline=tmp_path / "base.json")
-    kept = check(after, budget).limits
-    assert [each.effect for each in kept] == [
-        numbers[each.limit.workload, each.limit.column] for each in kept
-    ]
+    for others in ("", '[limits]\nescapes = 0\n"w.latency_p50_us" = "<= 1000"\n'):
+        budget.write_text(others + RELATIVE, "utf-8")
+        kept = [each for each in check(after, budget).limits if each.effect is not None]
+        assert len(kept) == 2
+        assert [each.effect for each in kept] == [
+            numbers[each.limit.workload, each.limit.column] for each in kept
+        ]
 
     both = Run(
         {"a": before["default"], "b": after["default"]}, before.comparison, before.experiment

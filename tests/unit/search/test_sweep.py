@@ -748,6 +748,20 @@ def test_what_noise_hides_is_not_recommended():
         assert not figures.swept(result).layout.shapes
 
 
+def test_points_that_cannot_be_run_are_said_first(gpu):
+    one = {
+        "name": "one", "alone_repeats": 0, "partitions": {"a": 8},
+        "streams": {"s": {"partition": "a"}},
+        "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
+    }  # fmt: skip
+    result = gs.search.sweep(one, {"partitions.a": [8, 131, 16, 129]}, gpu)
+    assert (result.refused, result.unmeasured, result.stopped) == (2, 0, False)
+    first, *_ = told(result)
+    assert (first.rule, first["refused"].value) == ("swept.refused", 2)
+    assert first.subject["reason"] == result.why_refused
+    assert "131" in result.why_refused
+
+
 def test_what_a_point_makes_worse_stands_in_its_headline():
     result = made(ROWS, is_simulated=True)
     rows = result.table.to_pylist()

@@ -112,9 +112,14 @@ class Effect:
 
 
 def leading(effects: Sequence[Effect]) -> Effect:
-    """Return the one that a headline is about: the clearest; of a tail where no other is seen."""
+    """Return the one that a headline is about.
+
+    Goodput, as somebody states the SLO that it counts; else the clearest, of a tail only where no
+    other is known.
+    """
+    asked_for = [each for each in effects if each.column == "goodput_per_s"]
     typical = [each for each in effects if not each.is_tail]
-    return max(typical or effects, key=lambda each: each.clarity)
+    return max(asked_for or typical or effects, key=lambda each: each.clarity)
 
 
 def effect(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import gpuscope as gs
+from gpuscope.analysis.rounds import windows_of
 from gpuscope.errors import MissingEvidence
-from gpuscope.judging.sides import windows_of
 from gpuscope.timeline.text import stated
 from gpuscope.trace import Trace
 from gpuscope.trace.gpu_states import state_words, throttled_rounds, throttling

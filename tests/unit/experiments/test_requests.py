@@ -365,7 +365,7 @@ def two_settings(slo):
         "decode": {"kind": "gemm", "m": 16, "n": 8192, "k": 8192, "stream": "d"},
         "chat": {
             **CHAT,
-            "repeats": 30,
+            "repeats": 120,
             "rate_hz": 300,
             "output_tokens": 20,
             "slo": slo,

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gpuscope.analysis.effects import FEWEST, control_of, effect, worst
+from gpuscope.analysis.effects import FEWEST, Effect, control_of, effect, leading, worst
 
 
 @pytest.mark.parametrize("noise", ["normal", "heavy"])
@@ -121,6 +121,19 @@ def test_ten_times_the_noise_is_seen_in_five_rounds():
             "w", "latency_p50_us", before, 1.1 * after, judged=2, are_pairs=False
         ).is_seen
     assert seen == 50
+
+
+def test_a_headline_is_about_goodput_else_of_a_typical_call_else_the_clearest():
+    def seen(column, low):
+        return Effect("w", column, 1.0, 2.0, low=low, high=2.0, verdict="slower")
+
+    numbers = [
+        seen("goodput_per_s", 0.1), seen("latency_p50_us", 0.2),
+        seen("ttft_p50_ms", 0.15), seen("latency_p99_us", 0.5),
+    ]  # fmt: skip
+    assert leading(numbers).column == "goodput_per_s"
+    assert leading(numbers[1:]).column == "latency_p50_us"
+    assert leading(numbers[3:]).column == "latency_p99_us"
 
 
 def test_several_numbers_come_to_the_worst():

@@ -522,6 +522,23 @@ def test_frames_arrive_while_a_cell_is_busy_and_keys_are_answered(
     shot("ended")
 
 
+DRAWN_ELSEWHERE = f"""() => {{
+    const old = document.querySelector('{PLOT}'), drawn = document.createElement('div');
+    const {{ _fullData, _fullLayout }} = old;
+    Object.assign(drawn, {{ className: 'js-plotly-plot', on: () => {{}}, _fullData, _fullLayout }});
+    window.frames_painted = [];
+    old.replaceWith(drawn);
+}}"""
+
+
+def test_a_plot_that_was_drawn_before_it_was_put_there_is_told_painted(open_notebook):
+    page = open_notebook(RECORD, SHOW)
+    show(page)
+    ask(page, "timeline.keep(); print()")  # the kernel owes a page that opens now no frame
+    page.evaluate(DRAWN_ELSEWHERE)
+    page.wait_for_function("() => window.frames_painted.length > 0", timeout=60_000)
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_it_is_readable_in_either_theme(open_notebook, console, shot, dark):
     page = open_notebook(RECORD, SHOW, dark=dark)

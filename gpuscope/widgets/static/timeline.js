@@ -227,6 +227,15 @@ function attend(model, root, { search, help }) {
   themes.observe(document.body, { attributes: true });
   if (isDark(root) !== model.get("state").dark) tellTheme();
 
+  const painted = () => {
+    const frame = model.get("frame");
+    if (!plot()?._fullData?.length) return; // it is not there yet
+    requestAnimationFrame(() => setTimeout(() => {
+      tell({ do: "painted", frame });
+      root.dispatchEvent(new CustomEvent("gpuscope-painted", { bubbles: true, detail: { frame } }));
+    }));
+  };
+
   let width = 0, asked = 0, tries = 0, again = 0;
   let dressed = null;
   const sizes = new ResizeObserver(() => requestAnimationFrame(dress));
@@ -243,6 +252,7 @@ function attend(model, root, { search, help }) {
       sizes.observe(found); // the details beside it take some of its width
       tiles.attach(found);
       tell({ do: "opened" });
+      painted(); // Plotly may have drawn it before it was put here, and told nobody
     }
     // Plotly looks at the size of its place when the window changes only.
     const svg = found.querySelector(".svg-container");
@@ -265,14 +275,6 @@ function attend(model, root, { search, help }) {
   parts.observe(root, { childList: true, subtree: true });
   dress();
 
-  const painted = () => {
-    const frame = model.get("frame");
-    if (!plot()?._fullData?.length) return; // it is not there yet
-    requestAnimationFrame(() => setTimeout(() => {
-      tell({ do: "painted", frame });
-      root.dispatchEvent(new CustomEvent("gpuscope-painted", { bubbles: true, detail: { frame } }));
-    }));
-  };
   const unwatch = watch(model, painted, "frame");
   on(document, "plotlywidget-after-render", ({ detail }) => root.contains(detail.element) && painted());
 

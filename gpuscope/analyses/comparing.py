@@ -40,7 +40,7 @@ class CompareResult(Comparison):
     ... }
     >>> trace = gs.run(one, gpu)["default"]
     >>> print(gs.compare(trace, trace).headline)
-    Cannot tell: w's p50 changes by 0 % ± 6.77 %; three rounds of each would tell more.
+    Cannot tell: w's p50 changes by 0 % (-6.54 % to +7 %); three rounds of each would tell more.
     """
 
     @cached_property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,7 +15,7 @@ from gpuscope.analysis.requests_analysis import slo_of
 from gpuscope.analysis.settings import has_own_sms, home_of
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.described import limits_of
-from gpuscope.telling.finding import Finding, Quantity, Shown, counts
+from gpuscope.telling.finding import Finding, Quantity, Shown, change_of, counts
 from gpuscope.telling.of_setting import unit_of
 from gpuscope.telling.of_waits import holding
 from gpuscope.telling.rules import DOES, RULES, fill
@@ -61,7 +60,7 @@ def headline(result: Comparison, about: Effect) -> Finding:
     values = [
         Quantity("before", about.before, unit),
         Quantity("after", about.after, unit),
-        _by(about),
+        change_of(about),
     ]
     spans: tuple[Shown, ...] = ()
     if pairs := result.pairs.get(workload):
@@ -151,7 +150,7 @@ def _unchanged(result: Comparison, about: Effect) -> Finding:
     values = [
         Quantity("before", about.before, unit),
         Quantity("after", about.after, unit),
-        _by(about),
+        change_of(about),
         *counts(pairs=about.pairs),
     ]
     if about.is_capture:
@@ -159,9 +158,7 @@ def _unchanged(result: Comparison, about: Effect) -> Finding:
     if about.pairs < FEWEST:
         rule = "change.unsure" if result.measured else "change.few"
         return Finding(rule, "note", subject, tuple(values))
-    noise = (about.high - about.low) / 2
-    values += [Quantity("reach", about.reach, "%"), Quantity("noise", noise, "%")]
-    values += [Quantity("within", about.within, "%")]
+    values += [Quantity("reach", about.reach, "%"), Quantity("within", about.within, "%")]
     if about.verdict == "equal":
         return Finding("change.equal", "note", subject, tuple(values))
     values += counts(needed=about.needed) if about.needed else ()
@@ -182,9 +179,9 @@ def _cost(result: Comparison, about: Effect, told: Effect) -> Iterator[Finding]:
         subject = {"workload": about.workload}
         if about.is_seen:
             rule = "change.gains" if about.is_better else "change.pays"
-            yield Finding(rule, "note", subject, (cost, _by(about)))
+            yield Finding(rule, "note", subject, (cost, change_of(about)))
         elif told.is_better and about.change < 0 and about.verdict != "equal":
-            ends = _by(about)
+            ends = change_of(about)
             known = (end for end in (ends.low, ends.high) if end is not None)
             span = " to ".join(str(Quantity("", end, "±%")) for end in known)
             between = {"between": span} if span else {}
@@ -193,12 +190,7 @@ def _cost(result: Comparison, about: Effect, told: Effect) -> Iterator[Finding]:
         unit = unit_of(about.about)
         numbers = Quantity("before", about.before, unit), Quantity("after", about.after, unit)
         subject = _subject(result, about)
-        yield Finding("change.costs", "note", subject, (*numbers, _by(about)))
-
-
-def _by(about: Effect) -> Quantity:
-    low, high = (end if math.isfinite(end) else None for end in (about.low, about.high))
-    return Quantity("by", about.change, "±%", low, high)
+        yield Finding("change.costs", "note", subject, (*numbers, change_of(about)))
 
 
 def _each(about: Effect) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 from gpuscope._checks import door
@@ -10,7 +9,7 @@ from gpuscope._columns import COMPARED
 from gpuscope.analysis.choice import Option, PointChoice, choices
 from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.settings import SweepResult
-from gpuscope.telling.finding import Finding, Quantity, counts
+from gpuscope.telling.finding import Finding, Quantity, change_of, counts
 from gpuscope.telling.of_setting import unit_of
 from gpuscope.telling.of_tuning import fewest
 
@@ -86,15 +85,11 @@ def _costs(choice: PointChoice, taken: Option) -> Iterator[str]:
 def _against_reference(
     choice: PointChoice, option: Option
 ) -> tuple[dict[str, str], list[Quantity]]:
-    """Return how far an option differs from the reference, in words and as a number."""
+    """Return the reference, and how far an option differs from it."""
     if choice.reference in (None, option) or not choice.value(choice.reference)[0]:
         return {}, []
     by = choice.difference(choice.reference, option)
-    ends = [str(Quantity("", end, "±%")) for end in (by.change, by.low, by.high)]
-    changes = "{} ({} to {})".format(*ends) if math.isfinite(by.reach) else ends[0]
-    subject = {"reference": repr(choice.reference.label), "changes": changes}
-    low, high = (end if math.isfinite(end) else None for end in (by.low, by.high))
-    return subject, [Quantity("by", by.change, "±%", low, high)]
+    return {"reference": repr(choice.reference.label)}, [change_of(by)]
 
 
 def _untold(choice: PointChoice, best: Option, rounds: int) -> Finding:

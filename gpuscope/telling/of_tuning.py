@@ -218,5 +218,4 @@ def forecast_errors(result: Tuning) -> Iterator[Finding]:
         off = [mean / forecast - 1 for mean, forecast in pairs if mean and forecast]
         if off:
             error = Quantity("error", float(np.median(off)), "±%", min(off), max(off))
-            bounds = (Quantity("least", min(off), "±%"), Quantity("most", max(off), "±%"))
-            yield Finding("forecast-error", "note", {"goal": goal.name}, (error, *bounds))
+            yield Finding("forecast-error", "note", {"goal": goal.name}, (error,))

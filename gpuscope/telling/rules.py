@@ -259,7 +259,7 @@ RULES = {
         "Equal within {reach}: {workload}'s {quantity} is {after} instead of {before}"
     ),
     "change.open": Rule(
-        "Cannot tell: {workload}'s {quantity} changes by {by} ± {noise}[; {needed} pairs of rounds "
+        "Cannot tell: {workload}'s {quantity} changes by {by}[; {needed} pairs of rounds "
         "would tell whether they are equal within {within}][; {more} would tell more]"
     ),
     "change.few": Rule("Cannot tell: three pairs of rounds are needed, and there are {pairs}"),
@@ -347,10 +347,10 @@ RULES = {
         "{sought}: not decided between {settings}[; and {more} more]"
         f"[; {{unseen}} settings are neither measured nor ruled out]{_BEHIND}"
     ),
-    "take": Rule("Take {choice}: {objective} {mean}[, against {reference} {changes}][, {cost}]"),
+    "take": Rule("Take {choice}: {objective} {mean}[, against {reference} {by}][, {cost}]"),
     "take.none": Rule(
         "Noise tells no setting from the others by {objective}: best is {best} with {mean}"
-        "[, against {reference} {changes}]; rounds = {rounds} would tell more"
+        "[, against {reference} {by}]; rounds = {rounds} would tell more"
     ),
     "take.hidden": Rule(
         "Noise does not tell {choice} from {reference} by {objective}[: {changes}]; more "
@@ -367,7 +367,7 @@ RULES = {
         "elimination, Bonferroni over all comparisons, {confidence} together); limits and ±: "
         "{confidence} t-interval of each mean; equal below {close}; {ties}"
     ),
-    "forecast-error": Rule("measured over forecast: {goal} {error} ({least} to {most})"),
+    "forecast-error": Rule("measured over forecast: {goal} {error}"),
     "swept.refused": Rule(
         "Points that cannot be run: {refused}; the first: {reason}",
         "Their numbers are missing below; vary among what gpuscope devices says is granted",

@@ -38,13 +38,14 @@ GPU_PY = $(if $(OFFLINE),scripts/gpu_offline.sh python3,$(PY))
 GPU_SETUP = $(if $(OFFLINE),:,$(SETUP) gpu)
 
 .DEFAULT_GOAL := help
-.PHONY: help run check test coverage style types types-of-scripts other-programs test-wheel wheels test-wheels test-lowest test-perfetto test-pythons lock news lab bench test-gpu bench-gpu docs lite fuzz gpu-wheels clean distclean
+.PHONY: help run check test coverage mutants style types types-of-scripts other-programs test-wheel wheels test-wheels test-lowest test-perfetto test-pythons lock news lab bench test-gpu bench-gpu docs lite fuzz gpu-wheels clean distclean
 
 help:
 	@echo 'make run         set up, run examples/quickstart.toml, write out/quickstart'
 	@echo 'make check       style, types, arrows, unit tests of the rooms that changed'
 	@echo 'make test        set up, check style, types and arrows, run every test that needs no GPU'
 	@echo 'make coverage    the same without a browser, and how many lines it reaches: twice the time'
+	@echo 'make mutants     how many of 100 planted defects the tests notice: hours'
 	@echo 'make test-wheel  build a wheel and use it in an environment of its own'
 	@echo 'make wheels      sdist, pure wheel, and a wheel for each Python of $(PYTHONS) that is installed, in dist/'
 	@echo 'make test-perfetto   the trace processor that Perfetto offers for download reads our traces'
@@ -100,6 +101,12 @@ coverage:
 	@test '$(READERS)' = no || scripts/readers.sh
 	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist worksteal --cov --cov-report= \
 		$$(test '$(READERS)' != no || echo --ignore=tests/interop)
+
+mutants:
+	@$(SETUP) test
+	@test -x .cache/mutants/bin/python || $(PY) -m venv .cache/mutants
+	@.cache/mutants/bin/pip install -q 'cosmic-ray>=8.4' coverage
+	.cache/mutants/bin/python scripts/mutants.py $(ARGS)
 
 test-wheel:
 	@$(WHEELS) build .cache/wheel >/dev/null

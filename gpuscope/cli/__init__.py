@@ -17,7 +17,10 @@ def main() -> None:
     """Run the command line; errors of ours become exit codes here and nowhere else."""
     try:
         with needed_for("the gpuscope command"):
-            from gpuscope.cli.commands import app  # noqa: PLC0415 - needs the extra `cli`
+            if sys.argv[1:2] == ["record"]:  # once for each run of programs that are compared
+                from gpuscope.cli.recording import app  # noqa: PLC0415 - needs the extra `cli`
+            else:
+                from gpuscope.cli.commands import app  # noqa: PLC0415 - as above
         app()
     except GpuscopeError as error:
         sys.stderr.write(clean_lines(f"gpuscope: {error}\n"))

@@ -72,8 +72,10 @@ check:
 	@$(SETUP) test
 	@$(PY) scripts/check.py
 
+# Many tests start processes: with bytecode each takes a second less, even where none is to be written.
 test:
 	@$(SETUP) test
+	@$(PY) -m compileall -q gpuscope
 	@$(MAKE) --no-print-directory -j style types types-of-scripts other-programs
 	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist worksteal \
 		$$(test '$(READERS)' != no || echo --ignore=tests/interop)

@@ -91,6 +91,14 @@ def commands() -> dict[str, Any]:
     return dict(typer.main.get_command(app).commands)
 
 
+def alone(name: str) -> typer.Typer:
+    """Return a program with one command, which is made of its functions at each call."""
+    one = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    one.registered_callback = app.registered_callback
+    one.registered_commands = [each for each in app.registered_commands if each.name == name]
+    return one
+
+
 def words(arguments: list[str], options: dict[str, str | None]) -> list[str]:
     given = [word for pair in options.items() for word in pair if word is not None]
     return [*given, *arguments]
@@ -150,9 +158,10 @@ def test_every_command_is_walked():
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_says_what_it_cannot_take(name):
     wrong = []
+    program = alone(name)
     for parameter in commands()[name].params:
         for what, line in lines(name, parameter):
-            result = CliRunner().invoke(app, [name, *line])
+            result = CliRunner().invoke(program, [name, *line])
             where = f"{name} {parameter.name}={what}"
             error = result.exception
             if isinstance(error, GpuscopeError):

@@ -310,6 +310,8 @@ def test_an_interrupt_ends_a_query_without_end(trace):
         import os, signal, threading
         import gpuscope as gs
         from gpuscope.analyses import sql
+        # Who starts a program in the background may have it ignore Ctrl-C.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         run = sql._interruptibly
         def begun(run_query, interrupt):
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()

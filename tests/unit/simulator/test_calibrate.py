@@ -116,6 +116,12 @@ def gemms_above_all(monkeypatch):
     monkeypatch.setattr(host, "launches", functools.cache(host.launches))
 
 
+@pytest.fixture
+def pairs_as_measured(monkeypatch, h200_measured):
+    """Take the times of kernels beside others from the one whole calibration: most of its time."""
+    monkeypatch.setattr(contention, "pairs", lambda _device: [*h200_measured.pairs])
+
+
 # -- the whole way -----------------------------------------------------------------------
 
 
@@ -281,7 +287,7 @@ def test_without_green_contexts_everything_is_measured_on_all_sms(tmp_path):
 
 
 @pytest.mark.no_cover
-@pytest.mark.usefixtures("gemms_above_all")
+@pytest.mark.usefixtures("gemms_above_all", "pairs_as_measured")
 def test_without_bfloat16_the_times_of_float16_stand_in(tmp_path):
     found = measured(other_gpu(tmp_path, compute_capability=[7, 5]), 40)
     assert any("no bfloat16" in note for note in found.notes)
@@ -303,7 +309,7 @@ def test_a_small_gpu_is_measured_with_small_shapes(tmp_path):
 
 
 @pytest.mark.no_cover
-@pytest.mark.usefixtures("gemms_above_all")
+@pytest.mark.usefixtures("gemms_above_all", "pairs_as_measured")
 def test_time_that_is_up_ends_the_measurement_and_too_little_is_refused(tmp_path):
     gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
     done = []
@@ -373,7 +379,7 @@ def test_an_incomplete_recording_is_refused(monkeypatch, measure):
 
 
 @pytest.fixture
-def as_cuda(monkeypatch, gemms_above_all):
+def as_cuda(monkeypatch, gemms_above_all, pairs_as_measured):
     """Return a simulated GPU that passes for a CUDA device with CUPTI; few shapes."""
     gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
     was, gpu.info = gpu.info, dataclasses.replace(gpu.info, kind="cuda")

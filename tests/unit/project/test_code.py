@@ -19,7 +19,7 @@ ROOMS = {
     "": 15_070,
     "analyses": 4_192,
     "analysis": 84_856,
-    "cli": 14_800,
+    "cli": 14_805,
     "device": 49_157,
     "experiments": 20_282,
     "figures": 8_001,

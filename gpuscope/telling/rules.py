@@ -211,7 +211,7 @@ RULES = {
         "What would help most: {change}[ ({about})]: {gain} sooner, {share} of the time; it takes "
         "{most} of the critical path"
     ),
-    "program.no-help": Rule("These would gain next to nothing: {changes}"),
+    "program.no-help": Rule("The program as a whole would hardly gain by any of these: {changes}"),
     "dry-queue.calls": Rule(
         "{idle} of {calls} calls of {workload} began while no kernel of {load} was queued or "
         "running",

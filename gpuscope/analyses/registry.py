@@ -100,7 +100,7 @@ def _sections(trace: Trace, analyses: Iterable[Analysis]) -> Iterator[tuple[str,
     """Yield title and result of those analyses that have rows."""
     for known in analyses:
         result = known.ask(trace)
-        if isinstance(result, Result) and result.rows():
+        if isinstance(result, Result) and not result.is_empty:
             yield known.title, result
 
 

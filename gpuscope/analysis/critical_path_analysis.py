@@ -97,6 +97,11 @@ class CriticalPathResult(Result):
     columns: Mapping[str, tuple[Ints, list[Any]]] = field(repr=False, compare=False)
     weight = "duration (µs)"
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no part."""
+        return not len(self.starts_ns)
+
     def _rows(self) -> list[Row]:
         """One row per part; its time is that since the path began."""
         return [

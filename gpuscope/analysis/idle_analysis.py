@@ -16,7 +16,7 @@ from gpuscope.analysis.result import Result, about
 from gpuscope.analysis.steps_analysis import HAND_OVER, steps
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, launch_calls, linked_rows, rows_of
-from gpuscope.trace.joins import innermost, union
+from gpuscope.trace.joins import distinct, innermost, union
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, range_labels, ranges_around, ranges_in, thread_names
 from gpuscope.trace.schema import GPU_WORK, LATEST_NS
@@ -223,7 +223,7 @@ def _cut(trace: Trace, calls: Ints, thread: Ints, low: Ints, high: Ints) -> tupl
 
 def _cause_of_calls(trace: Trace, launches: Ints) -> tuple[list[str], Ints, Ints]:
     """Return causes in words; row → which of them the time in that call is; and the calls."""
-    every = np.union1d(rows_of(trace, "api", "sync", "event"), launches)
+    every = distinct(np.r_[rows_of(trace, "api", "sync", "event"), launches])
     is_sync = np.isin(every, rows_of(trace, "sync"))
     name, names = codes(trace.spans.column("name"))
     first, code = combined(name[every], is_sync.astype(np.int64))

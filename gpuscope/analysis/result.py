@@ -133,6 +133,11 @@ class Result:
             {**row, "incomplete": row.get("incomplete", self.incomplete)} for row in self._rows()
         ]
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no row."""
+        return not self.rows()
+
     def _rows(self) -> list[Row]:
         """One row per entry."""
         return [

@@ -8,6 +8,16 @@ from gpuscope._types import Array, Ints
 from gpuscope.trace.arrow import NONE
 
 
+def distinct(values: Ints) -> Ints:
+    """Return the different values, ascending.
+
+    ``np.unique`` hashes them, which takes fifty times as long where most differ (numpy 2.4).
+    """
+    ordered = np.sort(values)
+    different: Ints = ordered[np.r_[True, ordered[1:] != ordered[:-1]][: len(ordered)]]
+    return different
+
+
 def match(wanted: Array, keys: Array) -> Array:
     """Return for each of ``wanted`` the position of its last occurrence in ``keys``, or NONE."""
     if not len(keys):
@@ -40,12 +50,11 @@ def innermost(threads: Array, times: Array, owner: Array, starts: Array, ends: A
     )
     order = np.lexsort((-ends, starts, owner))
     owner, first, last = owner[order], starts[order], ends[order]
-    thread, rank = (
-        np.unique(np.r_[of_intervals, of_moments], return_inverse=True)[1]
-        for of_intervals, of_moments in ((owner, threads), (first, times))
-    )
-    key = thread * (int(rank.max()) + 1) + rank
-    at = np.searchsorted(key[: len(owner)], key[len(owner) :], "right") - 1
+    owners, begins = distinct(owner), distinct(first)
+    thread, moment_thread = (np.searchsorted(owners, numbers) for numbers in (owner, threads))
+    begin, moment = np.searchsorted(begins, first), np.searchsorted(begins, times, "right") - 1
+    key, moment_key = thread * len(begins) + begin, moment_thread * len(begins) + moment
+    at = np.searchsorted(key, moment_key, "right") - 1
     at = np.where((at >= 0) & (owner[at] == threads), at, NONE)
     above = parents(owner, first, last)
     missing = np.flatnonzero(at >= 0)

@@ -15,7 +15,7 @@ from gpuscope._types import Ints
 from gpuscope.trace import kernel_patterns
 from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
 from gpuscope.trace.facts import StreamFacts
-from gpuscope.trace.joins import enclosing, innermost
+from gpuscope.trace.joins import distinct, enclosing, innermost
 from gpuscope.trace.model import Trace
 from gpuscope.trace.schema import GPU_WORK
 
@@ -123,7 +123,7 @@ def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
         inside = inside[at[inside] >= 0]
     if not pairs:
         return {}
-    call, held_by = np.divmod(np.unique(np.concatenate(pairs)), len(texts))
+    call, held_by = np.divmod(distinct(np.concatenate(pairs)), len(texts))
     owners, owner, launches = np.unique(owner, return_inverse=True, return_counts=True)
     first, code = combined(owner[call], held_by)
     count, total_ns = np.bincount(label), np.bincount(label, end - start)
@@ -142,7 +142,7 @@ def thread_names(trace: Trace) -> dict[int, str]:
     3"`` of its process. Where two have one name, it says of which rank or process, or the number.
     """
     thread = trace.array("thread", fill=-1)
-    calls = np.unique(linked_rows(trace.edges, trace.array("id"), "launch")[0])
+    calls = distinct(linked_rows(trace.edges, trace.array("id"), "launch")[0])
     held = _held(trace, calls, thread[calls])
     first = np.unique(thread, return_index=True)[1]
     process_of = trace.array("process", fill=-1)[first].tolist()

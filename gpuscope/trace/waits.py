@@ -13,6 +13,7 @@ import numpy as np
 from gpuscope._types import Array, Bools, Ints
 from gpuscope.trace import arrow
 from gpuscope.trace.arrow import NONE
+from gpuscope.trace.joins import distinct
 
 RECORD, EVENT_SYNC, STREAM_WAIT, STREAM_SYNC, CONTEXT_SYNC = range(5)
 """What a row is of: an event's record, or ``CUpti_ActivitySynchronizationType``."""
@@ -107,7 +108,7 @@ def is_last(groups: Array) -> Bools:
 class _Streams:
     def __init__(self, work: Columns, waits: Columns) -> None:
         self._work = work
-        self._keys = np.unique(np.r_[work["key"], waits["key"], waits["of_key"]])
+        self._keys = distinct(np.r_[work["key"], waits["key"], waits["of_key"]])
         self._at = self._places(work["key"], work["number"])
         orders = np.flatnonzero(_orders(waits))
         orders = orders[np.lexsort((waits["number"][orders], waits["key"][orders]))]

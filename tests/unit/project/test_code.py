@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
     "": 15_070,
-    "analyses": 4_192,
-    "analysis": 84_856,
+    "analyses": 4_191,
+    "analysis": 84_896,
     "cli": 14_805,
     "device": 49_157,
     "experiments": 20_282,
@@ -33,7 +33,7 @@ ROOMS = {
     "simulator": 66_458,
     "telling": 20_526,
     "timeline": 50_043,
-    "trace": 34_168,
+    "trace": 34_212,
     "widgets": 33_277,
     "workloads": 20_226,
 }

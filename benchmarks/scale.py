@@ -29,6 +29,7 @@ from gpuscope import analysis, figures
 from gpuscope.report import trace_report
 from gpuscope.trace import Trace, schema
 from gpuscope.trace.metadata import StreamFacts, TraceMetadata
+from gpuscope.trace.store import save_trace
 
 Array = np.ndarray[Any, Any]
 
@@ -50,9 +51,10 @@ def many(spans: int, streams: int, names: int, *, calls: float = 0.2) -> Trace:
     stream = np.r_[np.arange(kernels) % streams, np.zeros(2 * called, np.int64)]
     start = rng.integers(0, 10 * spans, spans) * 1000
     lasts = rng.integers(1, 50_000, spans)
+    ids = np.random.default_rng(2).permutation(spans)  # a recording has them in batches
     texts = pa.array([f"kernel_{number}<float, {number % 7}>" for number in range(names)])
     columns: dict[str, Any] = {
-        "id": pa.array(np.arange(spans)),
+        "id": pa.array(ids),
         "kind": pa.DictionaryArray.from_arrays(
             pa.array(kind.astype(np.int32)), pa.array(["kernel", "handle", "api"])
         ),
@@ -69,8 +71,8 @@ def many(spans: int, streams: int, names: int, *, calls: float = 0.2) -> Trace:
     }
     table = pa.table({key: columns.get(key, pa.nulls(spans)) for key in schema.SPAN_TYPES})
     edges = pa.table({
-        "from": pa.array(np.arange(kernels + called, spans)),
-        "to": pa.array(np.arange(called)),
+        "from": pa.array(ids[kernels + called :]),
+        "to": pa.array(ids[:called]),
         "kind": pa.array(["launch"] * called, pa.string()).dictionary_encode(),
     })  # fmt: skip
     named = {str(number): StreamFacts(f"stream {number}") for number in range(streams)}
@@ -117,6 +119,9 @@ def main() -> None:
             lambda: [analysis.summary(trace)._repr_html_(), analysis.overlap(trace)._repr_html_()],
         )
         size = path.stat().st_size / 1e6
+        file = timed("save", lambda: save_trace(trace, Path(folder) / "trace.parquet"))
+        gs.load_trace(file)  # imports what reads
+        timed("load", lambda: gs.load_trace(file))
         few = many(800, 800, 1, calls=0)
         timed("800 kernels on 800 streams: overlap", lambda: analysis.overlap(few))
         timed("800 kernels on 800 streams: report", lambda: trace_report(few, path))

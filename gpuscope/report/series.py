@@ -13,7 +13,8 @@ from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.errors import MissingEvidence
 from gpuscope.report import page
 from gpuscope.telling.described import describe_workload
-from gpuscope.telling.media import unbroken
+from gpuscope.telling.media import to_html, unbroken
+from gpuscope.telling.of_series import interfered, swept
 from gpuscope.telling.of_tuning import tuned_words
 
 
@@ -37,6 +38,7 @@ def sweep_report(result: SweepResult, path: str | Path) -> Path:
     )
     sections = [
         *page.banners_of(result, "Not every point is here."),
+        to_html([*swept(result)]),
         page.terms({name: describe_workload(facts) for name, facts in described.items()}),
         drawn,
         "<h2>All points</h2>",
@@ -57,6 +59,7 @@ def interference_report(result: InterferenceResult, path: str | Path) -> Path:
     """
     sections = [
         *page.banners_of(result, "Not every pair is here."),
+        to_html([interfered(result)]),
         page.figure(figures.interference(result), "interference"),
         page.result(result),
         page.paragraph(result.note, "muted"),

@@ -14,6 +14,7 @@ import gpuscope as gs
 from gpuscope import cli
 from gpuscope.cli import series
 from gpuscope.search import scale_out
+from gpuscope.telling.of_series import swept
 
 EXPERIMENT = {
     "name": "trial",
@@ -96,7 +97,10 @@ def test_a_sweep_keeps_its_points_its_table_and_its_report(command, trial, tmp_p
     page = (out / "sweep.html").read_text("utf-8")
     assert 'id="swept"' in page
     assert "SIMULATED, not measured." in page
-    assert len(gs.search.load_sweep(out).table) == 6
+    result = gs.search.load_sweep(out)
+    assert len(result.table) == 6
+    for finding in swept(result):
+        assert f'<li class="{finding.family} ' in page
 
 
 def test_a_sweep_as_json(command, trial, tmp_path):

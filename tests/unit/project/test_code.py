@@ -28,7 +28,7 @@ ROOMS = {
     "learn": 38_777,
     "races": 17_014,
     "record": 53_809,
-    "report": 5_204,
+    "report": 5_237,
     "search": 17_331,
     "simulator": 66_458,
     "telling": 20_526,

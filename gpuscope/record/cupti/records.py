@@ -345,13 +345,18 @@ class Records:
 
     def graphs_without_work(self) -> bool:
         """Whether a graph was launched of which no work was delivered yet."""
-        done = {int(number) for part in self.work for number in part["correlation"]}
-        for part in self.apis:
-            graphs = self._named(part, lambda name: "GraphLaunch" in name)
-            launched = part["correlation"][graphs & (part["returned"] == 0)].tolist()
-            if any(number > self.first and number not in done for number in launched):
-                return True
-        return False
+        graphs = [
+            part["correlation"][
+                self._named(part, lambda name: "GraphLaunch" in name) & (part["returned"] == 0)
+            ]
+            for part in self.apis
+        ]
+        launched = np.concatenate([np.zeros(0, np.int64), *graphs])
+        launched = launched[launched > self.first]
+        if not len(launched):
+            return False
+        done = np.concatenate([np.zeros(0, np.int64), *(part["correlation"] for part in self.work)])
+        return not np.isin(launched, done).all()
 
     def take_out(self, *, over: bool) -> tuple[Columns | None, Columns | None]:
         """Return the own work and API calls, but for those that wait for canaries under way."""

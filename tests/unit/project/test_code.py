@@ -27,7 +27,7 @@ ROOMS = {
     "judging": 16_760,
     "learn": 38_777,
     "races": 17_014,
-    "record": 53_809,
+    "record": 53_847,
     "report": 5_237,
     "search": 17_331,
     "simulator": 66_458,

@@ -157,14 +157,12 @@ def _timeline(facts: Facts) -> list[Row]:
 
 def _scale(facts: Facts) -> list[Row]:
     counted = [row for row in facts["rows"] if row["in_sum"]]
-    others = [row for row in facts["rows"] if not row["in_sum"] and row["what"] != "load"]
-    loaded = next(row for row in facts["rows"] if row["what"] == "load")
+    others = [row for row in facts["rows"] if not row["in_sum"]]
     trace = f"{facts['spans']:,} spans, {facts['streams']:,} streams, {facts['names']:,} names"
     return [
         _at_most(f"overlap, gain, summary and report of {trace}", facts["cpu_seconds"],
                  20, "s", f" ({facts['seconds']:.3g} s on the clock)"),
         _at_most("peak memory of the process until then", facts["peak_mb"] / 1e3, 2, "GB"),
-        _at_most("the trace loaded from its file", loaded["cpu_seconds"], 0.5, "s"),
         *((f"of these: {row['what']}", "–", f"{row['cpu_seconds']:.3g} s", None)
           for row in counted),
         *((row["what"], "–", f"{row['cpu_seconds']:.3g} s", None) for row in others),

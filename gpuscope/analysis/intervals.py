@@ -96,10 +96,18 @@ class Groups(Generic[Label]):
         """Return the rows of one group."""
         return self.order[self.first[index] : self.first[index + 1]]
 
+    @cached_property
+    def _index(self) -> dict[Label, int]:
+        return {label: index for index, label in enumerate(self.labels)}
+
+    def rows_of(self, label: Label) -> Array:
+        """Return the rows of a label, if there are any."""
+        index = self._index.get(label)
+        return self.order[:0] if index is None else self.rows(index)
+
     def of_label(self, label: Label) -> Bools:
         """Row → whether it has a label."""
-        number = self.labels.index(label) if label in self.labels else -1
-        return np.asarray(self.code == number, bool)
+        return np.asarray(self.code == self._index.get(label, -1), bool)
 
     def sums(self, values: Array) -> Array:
         """Group → sum of its rows' values, as whole numbers."""

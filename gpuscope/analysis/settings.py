@@ -134,7 +134,7 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
                 }
             )
             ended = ends_of(trace, workload) if index is None else ends[groups.rows(index)]
-            took = took_ns[calls.of_label(workload)]
+            took = took_ns[calls.rows_of(workload)]
             rows[-1] |= certainty(trace, rows[-1], took, ended)
         rows += _requests(setting, trace)
     return pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = {
     "": 15_070,
     "analyses": 4_191,
-    "analysis": 84_896,
+    "analysis": 84_960,
     "cli": 14_805,
     "device": 49_157,
     "experiments": 20_282,

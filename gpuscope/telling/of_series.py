@@ -89,7 +89,9 @@ def _against_reference(
     if choice.reference in (None, option) or not choice.value(choice.reference)[0]:
         return {}, []
     by = choice.difference(choice.reference, option)
-    return {"reference": repr(choice.reference.label)}, [change_of(by)]
+    change = change_of(by)
+    subject = {"reference": repr(choice.reference.label), "changes": str(change)}
+    return subject, [change]
 
 
 def _untold(choice: PointChoice, best: Option, rounds: int) -> Finding:

@@ -347,10 +347,10 @@ RULES = {
         "{sought}: not decided between {settings}[; and {more} more]"
         f"[; {{unseen}} settings are neither measured nor ruled out]{_BEHIND}"
     ),
-    "take": Rule("Take {choice}: {objective} {mean}[, against {reference} {by}][, {cost}]"),
+    "take": Rule("Take {choice}: {objective} {mean}[, against {reference} {changes}][, {cost}]"),
     "take.none": Rule(
         "Noise tells no setting from the others by {objective}: best is {best} with {mean}"
-        "[, against {reference} {by}]; rounds = {rounds} would tell more"
+        "[, against {reference} {changes}]; rounds = {rounds} would tell more"
     ),
     "take.hidden": Rule(
         "Noise does not tell {choice} from {reference} by {objective}[: {changes}]; more "

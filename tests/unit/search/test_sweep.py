@@ -724,6 +724,7 @@ def test_of_equals_the_fewest_sms_for_the_workload_are_taken():
     assert take.subject["reference"] == "'plain'"
     assert take.subject["cost"] == "load keeps 70 % of its rate alone"
     assert (take["mean"].value, take["by"].value) == (102, 102 / 900 - 1)
+    assert str(take["by"]) in take.text
     assert (ties.rule, ties.subject["equals"]) == ("take.ties", ["small = 56", "small = 64"])
 
 

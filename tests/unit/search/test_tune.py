@@ -395,6 +395,10 @@ def test_without_a_winner_it_says_which_to_take_and_what_that_costs_at_most(tune
     assert (no_better.choice.label, no_better.recommended) == (two.label, None)
     (take,) = recommended(no_better)
     assert (take.rule, take.subject["choice"]) == ("take.hidden", two.label)
+    _, *changes = take.values
+    assert changes
+    for finding in (take, replace(take, rule="take")):
+        assert all(str(change) in finding.text for change in changes)
     assert not [*left(no_better)]
     open_still = replace(hidden, settings=(replace(one, verdict="undecided", behind=None),))
     assert open_still.choice is None

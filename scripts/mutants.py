@@ -83,12 +83,12 @@ def drawn(paths: Sequence[str], count: int, seed: int) -> list[Site]:
     ]
     rng = random.Random(seed)  # noqa: S311
     by_size = Counter(rng.choices(files, [file.stat().st_size for file in files], k=count))
-    return [
-        rng.choice(mutants)
-        for file, drawn_here in by_size.items()
-        for places in [list(sites(file))]
-        for mutants in rng.sample(places, min(drawn_here, len(places)))
-    ]
+    mutants = []
+    for file, places_wanted in by_size.items():
+        places = list(sites(file))
+        chosen = rng.sample(places, min(places_wanted, len(places)))
+        mutants += [rng.choice(of_place) for of_place in chosen]
+    return mutants
 
 
 def reach(tests: Sequence[str], *, anew: bool) -> CoverageData:
@@ -113,7 +113,6 @@ class Reached:
     """Which tests reach a line, those with the fewest lines first."""
 
     def __init__(self, data: CoverageData) -> None:
-        self._data = data
         self._by_file: dict[str, dict[int, list[str]]] = {}
         self._lines: Counter[str] = Counter()
         for file in data.measured_files():

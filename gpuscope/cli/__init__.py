@@ -17,10 +17,7 @@ def main() -> None:
     """Run the command line; errors of ours become exit codes here and nowhere else."""
     try:
         with needed_for("the gpuscope command"):
-            if sys.argv[1:2] == ["record"]:  # once for each run of programs that are compared
-                from gpuscope.cli.recording import app  # noqa: PLC0415 - needs the extra `cli`
-            else:
-                from gpuscope.cli.commands import app  # noqa: PLC0415 - as above
+            from gpuscope.cli.commands import app  # noqa: PLC0415 - needs the extra `cli`
         app()
     except GpuscopeError as error:
         sys.stderr.write(clean_lines(f"gpuscope: {error}\n"))

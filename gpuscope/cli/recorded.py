@@ -22,6 +22,7 @@ from gpuscope.experiments.recorded import JOURNAL, VARIABLE, ProcessFacts
 from gpuscope.experiments.so_far import SO_FAR, cut_short, last_trace, read_facts
 from gpuscope.formats.registry import of_suffix
 from gpuscope.formats.writing import export
+from gpuscope.report import trace_report
 from gpuscope.telling.media import to_text
 from gpuscope.trace.model import Trace
 from gpuscope.trace.store import read_parquet
@@ -293,8 +294,6 @@ def _is_published(
             raise
         page = path.with_name(f"{path.name.removesuffix(suffix)}.html")
         if report and not page.exists():
-            from gpuscope.report import trace_report  # noqa: PLC0415 - Plotly, for a report alone
-
             written.append(trace_report(trace, page, title=title))
     except (GpuscopeError, OSError) as error:
         complain(f"gpuscope: {error}\ngpuscope: the trace is {file}")

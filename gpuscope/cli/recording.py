@@ -32,8 +32,6 @@ from gpuscope.experiments.recorded import VARIABLE, RecordingOrder
 from gpuscope.experiments.so_far import SoFar, read_facts
 from gpuscope.formats.registry import of_suffix, suffixes
 
-__all__ = ["app"]
-
 _FIRST_S, _LIVE_S = 1.0, 2.0
 _SHARE = 0.2
 """How much of its time this process may write what there is so far."""

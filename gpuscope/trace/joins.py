@@ -11,7 +11,7 @@ from gpuscope.trace.arrow import NONE
 def distinct(values: Ints) -> Ints:
     """Return the different values, ascending.
 
-    ``np.unique`` hashes them, which takes fifty times as long where most differ (numpy 2.4).
+    ``np.unique`` hashes them, which takes longer than to sort them where most differ.
     """
     ordered = np.sort(values)
     different: Ints = ordered[np.r_[True, ordered[1:] != ordered[:-1]][: len(ordered)]]

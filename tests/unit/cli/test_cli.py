@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import errno
 import json
@@ -98,21 +97,6 @@ def names(folder):
 
 def comparison(out):
     return json.loads((out / "comparison.json").read_text("utf-8"))
-
-
-def test_record_loads_no_module_of_other_commands(tmp_path):
-    """Processes of programs that are compared begin with it."""
-    program = (
-        "import sys\nfrom gpuscope import cli\n"
-        "try:\n    cli.main()\nexcept SystemExit:\n    pass\n"
-        "print([name for name in sys.modules if name.startswith(('gpuscope.cli.', 'plotly.'))])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, "record", "gone.py"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    names = {"app", "recorded", "recording"}
-    assert set(ast.literal_eval(done.stdout)) == {f"gpuscope.cli.{name}" for name in names}
 
 
 def test_run_writes_report_comparison_and_traces(command, trial, tmp_path):

@@ -99,7 +99,9 @@ def test_a_sweep_keeps_its_points_its_table_and_its_report(command, trial, tmp_p
     assert "SIMULATED, not measured." in page
     result = gs.search.load_sweep(out)
     assert len(result.table) == 6
-    for finding in swept(result):
+    findings = [*swept(result)]
+    assert findings
+    for finding in findings:
         assert f'<li class="{finding.family} ' in page
 
 
@@ -289,7 +291,9 @@ def test_interference_is_measured_on_the_partitions_of_a_setting(command, trial,
     assert "b (116 SMs)" in printed
     rows = json.loads((out / "interference.json").read_text("utf-8"))
     assert [(row["a"], row["given b"]) for row in rows] == [("small", "load"), ("load", "small")]
-    assert 'id="interference"' in (out / "interference.html").read_text("utf-8")
+    page = (out / "interference.html").read_text("utf-8")
+    assert 'id="interference"' in page
+    assert '<li class="interferes ' in page
 
 
 def test_a_setting_without_partitions_may_be_named(command, trial, tmp_path):

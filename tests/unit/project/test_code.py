@@ -19,7 +19,7 @@ ROOMS = {
     "": 15_070,
     "analyses": 4_191,
     "analysis": 84_960,
-    "cli": 14_805,
+    "cli": 14_776,
     "device": 49_157,
     "experiments": 20_282,
     "figures": 8_001,
@@ -31,9 +31,9 @@ ROOMS = {
     "report": 5_237,
     "search": 17_331,
     "simulator": 66_458,
-    "telling": 20_526,
+    "telling": 20_539,
     "timeline": 50_043,
-    "trace": 34_212,
+    "trace": 34_205,
     "widgets": 33_277,
     "workloads": 20_226,
 }
@@ -44,7 +44,7 @@ DENSITY = 9.67
 ANY_PER_10000 = 4.0
 """May only go down."""
 ALIASES_OF_ANY = 2
-DIALECT = 738
+DIALECT = 724
 """May only go down."""
 PRIVATE_READS = 0
 BY_STRING = 0

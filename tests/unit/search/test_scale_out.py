@@ -641,25 +641,25 @@ def cluster():
     dask = pytest.importorskip("dask")
     with (
         dask.config.set({"distributed.scheduler.allowed-failures": 0}),  # of Dask's own attempts
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as made,
+        distributed.LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None) as made,
     ):
         yield made
 
 
 @pytest.mark.no_cover
-def test_two_hundred_points_on_dask_whose_workers_are_killed_at_random(
+def test_a_thousand_points_on_dask_whose_workers_are_killed_at_random(
     cluster, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(scale_out, "_ATTEMPTS", 100)  # chance may strike one point every time
     rng, killed = random.Random(1), []  # noqa: S311
     spin = {"kind": "spin", "duration_us": 1, "stream": "s", "repeats": 2, "warmup": 0}
     short = {**ONE, "workloads": {"w": spin}}
-    grid = {"seed": [*range(20)], "partitions.a": [*range(8, 81, 8)]}
+    grid = {"seed": [*range(100)], "partitions.a": [*range(8, 81, 8)]}
     serial = gs.search.sweep(short, grid, "sim:h200")
-    assert len(serial.table) == 200
+    assert len(serial.table) == 1000
 
     def kill(progress):
-        if progress.done % 30 == 15:
+        if progress.done % 100 == 50:
             alive = [nanny.pid for nanny in cluster.workers.values() if nanny.pid]
             with contextlib.suppress(ProcessLookupError, IndexError):  # those that start again
                 os.kill(rng.choice(alive), signal.SIGKILL)
@@ -670,7 +670,7 @@ def test_two_hundred_points_on_dask_whose_workers_are_killed_at_random(
             short, grid, "sim:h200", executor=client.get_executor(), viewer=kill, path=tmp_path
         )
     same(result, serial)
-    assert len(killed) > 3
+    assert len(killed) > 5
     same(load_sweep(tmp_path), serial)
 
 

@@ -170,7 +170,7 @@ def check(
 def _differ(first: Trace, second: Trace) -> list[str]:
     """Say in what the experiments of two traces differ, as far as that changes numbers."""
     every = changes(first, second)
-    return [str(each) for each in every if each.path.partition(".")[0] not in _FREE]
+    return [str(change) for change in every if change.path.partition(".")[0] not in _FREE]
 
 
 def _trace_of(which: str, given: Trace | Run | str | Path) -> Trace:

@@ -19,7 +19,7 @@ def _wrong(name: str, value: object) -> str:
     """Return why an object is no analysis of that name; empty if it is."""
     if not isinstance(value, Analysis):
         return f"it is {given(value)}, not a gpuscope.analyses.Analysis"
-    if any(name == known.name for known in BUILT_IN):
+    if any(name == analysis.name for analysis in BUILT_IN):
         return "gpuscope has an analysis of that name"
     return "" if value.name == name else f"it calls itself {value.name!r}"
 
@@ -82,26 +82,26 @@ def findings(trace: Trace) -> FindingsResult:
     >>> [finding.family for finding in result.findings][0]
     'escape'
     """
-    by_analysis = {known: known.found_in(trace) for known in known_analyses()}
+    by_analysis = {analysis: analysis.found_in(trace) for analysis in known_analyses()}
     declared = (finding for several in by_analysis.values() for finding in several)
     result = ranked(trace, [*of_missing_rows(trace), *declared])
     if result.is_of_program:  # nobody asks of an ordinary one whether it stayed on its SMs
-        asked = tuple(each for each in result.findings if each.rule != "confined.uncarved")
+        asked = tuple(finding for finding in result.findings if finding.rule != "confined.uncarved")
         result = replace(result, findings=asked)
     to_act_on = [
-        known
-        for known, several in by_analysis.items()
-        if known not in FIRST and any(finding.is_problem for finding in several)
+        analysis
+        for analysis, several in by_analysis.items()
+        if analysis not in FIRST and any(finding.is_problem for finding in several)
     ]
     return replace(result, sections=tuple(_sections(trace, [*to_act_on, *FIRST])))
 
 
 def _sections(trace: Trace, analyses: Iterable[Analysis]) -> Iterator[tuple[str, Result]]:
     """Yield title and result of those analyses that have rows."""
-    for known in analyses:
-        result = known.ask(trace)
+    for analysis in analyses:
+        result = analysis.ask(trace)
         if isinstance(result, Result) and not result.is_empty:
-            yield known.title, result
+            yield analysis.title, result
 
 
 @door(trace=Trace)

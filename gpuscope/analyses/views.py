@@ -23,13 +23,13 @@ def part_rows(trace: Trace) -> pa.Table:
 
     What nothing tells of has none.
     """
-    known, rows = trace_parts(trace), list[tuple[object, ...]]()
-    for row in known.rows.having("kind", _TOLD).nonzero()[0].tolist():
+    breakdown, rows = trace_parts(trace), list[tuple[object, ...]]()
+    for row in breakdown.rows.having("kind", _TOLD).nonzero()[0].tolist():
         try:
-            parts = known.parts(row)
+            parts = breakdown.parts(row)
         except MissingEvidence:
             continue
-        span = int(known.rows.ids[row])
+        span = int(breakdown.rows.ids[row])
         for part in parts:
             times = part.start_ns, part.end_ns, part.duration_ns
             rows.append((span, part.kind, *times, part.span, part.others))

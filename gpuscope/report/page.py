@@ -83,11 +83,11 @@ def figure(drawn: go.Figure, identifier: str, traces: Mapping[str, Trace] | None
     """
     title = drawn.layout.title
     if traces and title.subtitle.text and not incomplete(traces):
-        known = set(provenance_lines(traces))
+        page_lines = set(provenance_lines(traces))
         lines = title.subtitle.text.split("<br>")
-        kept = [line for line in lines if line not in known]
-        title.subtitle.text = "<br>".join(kept)
-        less = 18 * (len(lines) - len(kept))
+        remaining = [line for line in lines if line not in page_lines]
+        title.subtitle.text = "<br>".join(remaining)
+        less = 18 * (len(lines) - len(remaining))
         drawn.update_layout(
             height=drawn.layout.height - less, margin_t=drawn.layout.margin.t - less
         )
@@ -189,8 +189,8 @@ def drawn(
 def filled(rows: Sequence[Row]) -> list[Row]:
     """Leave out columns that say nothing in any row."""
     names = dict.fromkeys(name for row in rows for name in row)
-    kept = [name for name in names if any(row.get(name) is not None for row in rows)]
-    return [{name: row.get(name) for name in kept} for row in rows]
+    columns = [name for name in names if any(row.get(name) is not None for row in rows)]
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def broken() -> list[str]:

@@ -110,9 +110,9 @@ def html_report(run: Run, path: str | Path, *, title: str | None = None) -> Path
         page.judged(readable(rows, full=True, without=TOGETHER), missing),
         *_together(run, rows),
     ]
-    for known in known_analyses():
-        if known.name not in _IN_THE_TABLE:
-            sections += page.section(known, run.traces)
+    for analysis in known_analyses():
+        if analysis.name not in _IN_THE_TABLE:
+            sections += page.section(analysis, run.traces)
     heading = title or str(run.experiment.get("name") or "gpuscope run")
     count = len(run.traces)
     about = "one setting" if count == 1 else f"{count} settings compared"
@@ -173,10 +173,10 @@ def _bars(
     rows: Sequence[Row], workload: str, key: str, colours: dict[str | None, str]
 ) -> dict[str, str]:
     """Return setting → the bar of a number of a workload, where it has one."""
-    known = [row for row in rows if row["workload"] == workload and row[key] is not None]
-    longest = max((row[key] for row in known), default=0) or 1
+    measured = [row for row in rows if row["workload"] == workload and row[key] is not None]
+    longest = max((row[key] for row in measured), default=0) or 1
     bars = {}
-    for row in known:
+    for row in measured:
         colour = colours.get(row["partition"], style.WHOLE_GPU_COLOUR)
         if is_of_requests(row):
             colour = "var(--muted)"  # they run on two partitions

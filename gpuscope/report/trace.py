@@ -83,13 +83,13 @@ def trace_report(
         page.paragraph(note or ""),
         *([page.paragraph(without)] if without else []),
         timeline_html(drawn, window_ns=window_ns, selected=selected),
-        *page.paired([page.section(known, traces) for known in FIRST]),
+        *page.paired([page.section(analysis, traces) for analysis in FIRST]),
         *step,
         *(
             part
-            for known in known_analyses()
-            if known not in FIRST
-            for part in page.section(known, traces)
+            for analysis in known_analyses()
+            if analysis not in FIRST
+            for part in page.section(analysis, traces)
         ),
         *page.ending(traces),
     ]

@@ -90,10 +90,10 @@ class OverlapResult(Result):
         """
         number, busy, tight = self._all
         if a == b or not {a, b} <= number.keys():
-            there = [(pair.a, pair.b) for pair in self.pairs[:_NAMED]]
-            rest = len(self.pairs) + self.left_out - len(there)
+            shown_pairs = [(pair.a, pair.b) for pair in self.pairs[:_NAMED]]
+            rest = len(self.pairs) + self.left_out - len(shown_pairs)
             more = f" and {rest:,} more" if rest else ""
-            raise NotFound(f"no pair {(a, b)}; there are {there}{more}")
+            raise NotFound(f"no pair {(a, b)}; there are {shown_pairs}{more}")
         chosen = np.array([number[name] for name in sorted((a, b))])
         return next(_pairs(list(number), chosen, busy, tight))
 

@@ -88,9 +88,9 @@ class Calls(SmWaits):
 
 def waits_of(trace: Trace, workload: str) -> SmWaits | None:
     """Sum how calls of a workload waited for SMs; ``None`` where the trace does not tell."""
-    known = trace_parts(trace)
-    rows = known.rows
-    calls = _finished(known, workload)
+    breakdown = trace_parts(trace)
+    rows = breakdown.rows
+    calls = _finished(breakdown, workload)
     if not len(calls):
         return None
     chosen = calls[:: ceil(len(calls) / _MOST)]
@@ -98,11 +98,11 @@ def waits_of(trace: Trace, workload: str) -> SmWaits | None:
     waited_ns: dict[int, int] = {}
     try:
         for call in chosen.tolist():
-            held = [part for part in known.parts(call) if part.kind in FOR_SMS]
-            for part in held:
-                holders[_holder(known, part)] += part.duration_ns
-            if held:
-                waited_ns[call] = sum(part.duration_ns for part in held)
+            waits = [part for part in breakdown.parts(call) if part.kind in FOR_SMS]
+            for part in waits:
+                holders[_holder(breakdown, part)] += part.duration_ns
+            if waits:
+                waited_ns[call] = sum(part.duration_ns for part in waits)
     except MissingEvidence:
         return None
     longest = sorted(waited_ns, key=lambda call: -waited_ns[call])[:_SPANS]
@@ -122,9 +122,9 @@ def calls_of(trace: Trace, workload: str) -> Calls | None:
     waits = waits_of(trace, workload)
     if waits is None:
         return None
-    known = trace_parts(trace)
-    rows = known.rows
-    calls = _finished(known, workload)
+    breakdown = trace_parts(trace)
+    rows = breakdown.rows
+    calls = _finished(breakdown, workload)
     took = rows.ends[calls] - rows.starts[calls]
     by_time = calls[np.argsort(took, kind="stable")]
     median, slow_at = (int(share * (len(calls) - 1)) for share in (0.5, _SLOW))
@@ -132,9 +132,9 @@ def calls_of(trace: Trace, workload: str) -> Calls | None:
     slowest_calls = by_time[slow_at:].tolist()
     slowest = Counter[PartKind]()
     try:
-        typical, slow = (known.parts(mark) for mark in marks)
+        typical, slow = (breakdown.parts(mark) for mark in marks)
         for call in slowest_calls:
-            for part in known.parts(call):
+            for part in breakdown.parts(call):
                 slowest[part.kind] += part.duration_ns
     except MissingEvidence:
         return None
@@ -148,16 +148,18 @@ def calls_of(trace: Trace, workload: str) -> Calls | None:
     )
 
 
-def _finished(known: TraceParts, workload: str) -> Array:
+def _finished(breakdown: TraceParts, workload: str) -> Array:
     """Return the positions of the calls of a workload whose end was seen."""
-    rows = known.rows
+    rows = breakdown.rows
     is_call = rows.having("kind", ("handle",)) & rows.having("category", (workload,))
     return np.flatnonzero(is_call & (rows.ends > rows.starts) & (rows.ends != OPEN))
 
 
-def _holder(known: TraceParts, part: Part) -> str:
+def _holder(breakdown: TraceParts, part: Part) -> str:
     """Return the workload that held SMs; of none the kernel, by its plain name."""
     if part.span is None:
         return ""
-    row = known.rows.position(part.span)
-    return known.rows.text("category", row) or kernel_name(known.rows.text("name", row) or "")
+    row = breakdown.rows.position(part.span)
+    return breakdown.rows.text("category", row) or kernel_name(
+        breakdown.rows.text("name", row) or ""
+    )

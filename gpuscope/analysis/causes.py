@@ -89,7 +89,7 @@ class Causes:
     def owners(self) -> Ints:
         """Row → number of its process and thread."""
         both = (self.rows.processes, self.rows.threads)
-        return combined(*(np.unique(each, return_inverse=True)[1] for each in both))[1]
+        return combined(*(np.unique(column, return_inverse=True)[1] for column in both))[1]
 
     @cached_property
     def _nodes(self) -> tuple[list[int], list[int]]:
@@ -116,7 +116,9 @@ class Causes:
         if node is not None:
             latest[node] = self.times[node]
         latest_ns: list[int] = latest.tolist()
-        edges = zip(*(reversed(each) for each in (*self._nodes, self.lag.tolist())), strict=True)
+        edges = zip(
+            *(reversed(column) for column in (*self._nodes, self.lag.tolist())), strict=True
+        )
         for before, after, lasts in edges:
             at_ns = latest_ns[after] - lasts
             if at_ns < latest_ns[before]:  # noqa: PLR1730 - as above
@@ -151,7 +153,7 @@ def find_causes(trace: Trace) -> Causes:
     rank = _ranks(times, source[at_once], target[at_once])
     order = np.lexsort((kind, key, rank[target]))
     order = order[rank[source[order]] < rank[target[order]]]
-    source, target, kind, took = (each[order] for each in (source, target, kind, took))
+    source, target, kind, took = (column[order] for column in (source, target, kind, took))
     lag = np.minimum(lag[order], took)
     last = np.flatnonzero(np.r_[target[1:] != target[:-1], True][: len(target)])
     lag[last] = took[last]
@@ -247,10 +249,12 @@ def _add_turns(rows: SpanRows, threads: Ints, nodes: Ints, times: Ints, edges: E
     pair = np.sort(np.stack([threads[nodes[after]], threads[nodes[after + 1]]]), axis=0)
     count = int(threads.max(initial=0)) + 1
     calls = np.bincount(threads[nodes], minlength=count)
-    known, code, turns = np.unique(
+    distinct_pairs, code, turns = np.unique(
         pair[0] * count + pair[1], return_inverse=True, return_counts=True
     )
-    seldom = turns * _CALLS_A_TURN <= np.minimum(calls[known // count], calls[known % count])
+    seldom = turns * _CALLS_A_TURN <= np.minimum(
+        calls[distinct_pairs // count], calls[distinct_pairs % count]
+    )
     source, target = nodes[after], nodes[after + 1]
     given = seldom[code] & (source % 2 == 1) & (target % 2 == 0)
     if given.any():
@@ -309,7 +313,7 @@ def _add_waits(
         if any(len(calls) for _, calls in pairs[1:]):
             edges.inferred.add("host wait")
     pairs.append(_done_handles(rows, times))
-    work, call = (np.concatenate(each) for each in zip(*pairs, strict=True))
+    work, call = (np.concatenate(chunks) for chunks in zip(*pairs, strict=True))
     code, names = rows.coded("name")
     polls = np.array([bool(_POLL.search(name or "")) for name in names])[code[call]]
     of_handles = rows.having("kind", ("handle",))[call]

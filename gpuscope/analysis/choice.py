@@ -134,8 +134,8 @@ class PointChoice:
         for name, row in option.rows.items():
             was = self.reference.rows.get(name, {}) if self.reference else {}
             columns = _TIMES if name == self.workload else RATES[1:2] * (row[RATES[0]] is None)
-            for column in (each for each in columns if each != self.column):
-                if was.get(column) and row.get(column):
+            for column in columns:
+                if column != self.column and was.get(column) and row.get(column):
                     change = Effect(name, column, was[column], row[column])
                     by = 1 + repeats(column, self.is_simulated)
                     is_beyond = abs(math.log1p(change.change)) > math.log(by)
@@ -167,11 +167,11 @@ def choices(result: SweepResult, workload: str | None = None) -> list[PointChoic
     for (*values, setting), rows in groups.items():
         point = dict(zip(result.parameters, values, strict=True))
         case = tuple(value for path, value in point.items() if path.startswith("workloads."))
-        known = {path: value for path, value in point.items() if value is not None}
-        words = [f"{heading(path)} = {format_value(value)}" for path, value in known.items()]
-        more = [str(setting)] * (len(known) < len(point) or alike[(*values,)] > 1)
+        defined = {path: value for path, value in point.items() if value is not None}
+        words = [f"{heading(path)} = {format_value(value)}" for path, value in defined.items()]
+        more = [str(setting)] * (len(defined) < len(point) or alike[(*values,)] > 1)
         by_workload = {str(row["workload"]): row for row in of_slowest_rank(rows)}
-        option = Option(", ".join(words + more), (*known.values(), *more), by_workload)
+        option = Option(", ".join(words + more), (*defined.values(), *more), by_workload)
         cases.setdefault(case, []).append(option)
     described = result.experiment.get("workloads") or {}
     out = {*background_of(result.experiment), *driven_by_requests(described)}
@@ -184,16 +184,18 @@ def choices(result: SweepResult, workload: str | None = None) -> list[PointChoic
 def _choice(options: list[Option], names: list[str], is_simulated: bool) -> PointChoice | None:  # noqa: FBT001
     for column in dict.fromkeys([*TOLD, *FORMER]):
         for name in names:
-            there = [each for each in options if _told(each.rows.get(name, {})) == column]
-            if there:
-                return _decided(PointChoice(name, column, (*there,), is_simulated))
+            comparable = [
+                option for option in options if _told(option.rows.get(name, {})) == column
+            ]
+            if comparable:
+                return _decided(PointChoice(name, column, (*comparable,), is_simulated))
     return None
 
 
 def _told(row: Row) -> str:
     """Return what the interval of a row is of."""
-    known = row.get("interval_of")
-    return known or next((key for key in FORMER if row.get(key) is not None), "")
+    interval_of = row.get("interval_of")
+    return interval_of or next((key for key in FORMER if row.get(key) is not None), "")
 
 
 def _decided(choice: PointChoice) -> PointChoice:
@@ -210,5 +212,5 @@ def _decided(choice: PointChoice) -> PointChoice:
     ties = [o for o in choice.options if not off[id(o)].is_seen or off[id(o)].is_better]
     ties.sort(key=lambda option: (rows[id(option)]["sms"] or math.inf, -worth(option)))
     reference = next((option for option in choice.options if not option.is_carved), None)
-    known = replace(choice, best=best, ties=(*ties,), reference=reference)
-    return replace(known, taken=next(filter(known.is_told, ties), None))
+    decided = replace(choice, best=best, ties=(*ties,), reference=reference)
+    return replace(decided, taken=next(filter(decided.is_told, ties), None))

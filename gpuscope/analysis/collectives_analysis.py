@@ -205,11 +205,13 @@ def _collective(group: str, ranks_parts: Parts) -> Collective:
 
 def _group(key: _Key, members: Sequence[Collective]) -> CollectiveGroup:
     group, kind, nbytes, ranks, sm_count = key
-    time_ns = float(np.median([each.time_ns for each in members]))
-    skews = [each.skew_ns for each in members]
+    time_ns = float(np.median([member.time_ns for member in members]))
+    skews = [member.skew_ns for member in members]
     waits: dict[int, float] = {
-        rank: float(np.mean([each.waits_ns[rank] for each in members if rank in each.waits_ns]))
-        for rank in {rank for each in members for rank in each.waits_ns}
+        rank: float(
+            np.mean([member.waits_ns[rank] for member in members if rank in member.waits_ns])
+        )
+        for rank in {rank for member in members for rank in member.waits_ns}
     }
     most = max(sorted(waits), key=lambda rank: waits[rank])
     bus_bytes = CollectiveFacts(kind, 0, group, ranks, nbytes).bus_bytes

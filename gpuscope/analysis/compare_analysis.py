@@ -79,19 +79,21 @@ class Comparison(Result):
     @property
     def is_by_rounds(self) -> bool:
         """Whether rounds of both tell how sure it is, and not parts of their calls."""
-        return all(each.unit == "round" for each in self.measured or ())
+        return all(effect.unit == "round" for effect in self.measured or ())
 
     def _rows(self) -> list[Row]:
         """One row per number."""
         first, second = self.names
         rows = []
-        for each in self.differences:
-            row: Row = {"of": each.workload, "what": each.about.heading}
-            row |= {first: each.before, second: each.after}
-            ends = {"change (%)": each.change, "low (%)": each.low, "high (%)": each.high}
-            ends["smallest seen (%)"] = each.smallest
-            known = {name: 100 * end if math.isfinite(end) else None for name, end in ends.items()}
-            rows.append(row | known | {"verdict": each.verdict})
+        for effect in self.differences:
+            row: Row = {"of": effect.workload, "what": effect.about.heading}
+            row |= {first: effect.before, second: effect.after}
+            ends = {"change (%)": effect.change, "low (%)": effect.low, "high (%)": effect.high}
+            ends["smallest seen (%)"] = effect.smallest
+            percentages = {
+                name: 100 * end if math.isfinite(end) else None for name, end in ends.items()
+            }
+            rows.append(row | percentages | {"verdict": effect.verdict})
         return rows
 
     @property
@@ -110,19 +112,21 @@ class Comparison(Result):
     @property
     def timed(self) -> list[Effect]:
         """The differences of what is timed: latencies, and of requests their goodput if known."""
-        judged = {each.workload for each in self.differences if each.column == "goodput_per_s"}
+        judged = {
+            effect.workload for effect in self.differences if effect.column == "goodput_per_s"
+        }
         return [
-            each
-            for each in self.differences
-            if each.workload in self.pairs
-            and (each.column == "goodput_per_s" or each.workload not in judged)
+            effect
+            for effect in self.differences
+            if effect.workload in self.pairs
+            and (effect.column == "goodput_per_s" or effect.workload not in judged)
         ]
 
     @property
     def seen(self) -> list[Effect]:
         """The differences beyond noise that tell most: of what is timed, or else all."""
-        timed = [each for each in self.timed if each.is_seen]
-        return timed or [each for each in self.differences if each.is_seen]
+        timed = [effect for effect in self.timed if effect.is_seen]
+        return timed or [effect for effect in self.differences if effect.is_seen]
 
     def parts(self, workload: str) -> tuple[PartSum, ...]:
         """Return what the time of a workload's paired calls consists of, by kind.
@@ -137,7 +141,7 @@ class Comparison(Result):
         step = -(-len(pairs.first) // _MOST_PARTS)
         ids = pairs.first[::step], pairs.second[::step]
         sums = [*map(_sums, self.traces, ids)]
-        present, calls = {kind for each in sums for kind, _ in each}, len(pairs.first[::step])
+        present, calls = {kind for side in sums for kind, _ in side}, len(pairs.first[::step])
         ordered = (kind for kind in get_args(PartKind) if kind in present)
         return tuple(_part_sum(kind, calls, *sums) for kind in ordered)
 
@@ -157,7 +161,7 @@ def _sums(trace: Trace, ids: Ints) -> _Sums:
 
 def _part_sum(kind: PartKind, calls: int, first: _Sums, second: _Sums) -> PartSum:
     both = [{who: ns for (of, who), ns in side.items() if of == kind} for side in (first, second)]
-    totals = [sum(each.values()) for each in both]
+    totals = [sum(side.values()) for side in both]
     more = both[totals[1] > totals[0]]
     holders = tuple(sorted(more, key=more.__getitem__, reverse=True))
     return PartSum(kind, calls, totals[0], totals[1], next(iter(holders), ""), holders)
@@ -201,6 +205,6 @@ def compared_traces(
 
 def paired_of(both: Both, effects: Sequence[Effect]) -> dict[str, Pairs]:
     """Return the calls and requests of each workload that is timed, in pairs."""
-    timed = {each.workload for each in effects if each.column not in RATES}
+    timed = {effect.workload for effect in effects if effect.column not in RATES}
     pairs = {**paired_calls(both), **paired_requests(both)}
-    return {name: each for name, each in pairs.items() if name in timed}
+    return {name: paired for name, paired in pairs.items() if name in timed}

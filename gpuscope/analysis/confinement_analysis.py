@@ -286,13 +286,13 @@ def _partition(
                 )
             )
     shares = dict.fromkeys(facts.shares_with)
-    others = {
+    sharers = {
         other
-        for one in sms
-        for other in owners[one]
+        for sm_id in sms
+        for other in owners[sm_id]
         if other != name and trace.metadata.partition(other).device_key == facts.device_key
     }
-    shares.update(dict.fromkeys(sorted(others, key=position.__getitem__)))
+    shares.update(dict.fromkeys(sorted(sharers, key=position.__getitem__)))
     notes = []
     if shares:
         notes.append(
@@ -308,12 +308,13 @@ def _partition(
             f"{lucky:,} kernels that it did not run count as inside: all their "
             "blocks were seen on its SMs"
         )
-    total = sum(one.time_ns for one in evidence)
+    total_ns = sum(piece.time_ns for piece in evidence)
+    escaped_ns = sum(piece.escaped_ns for piece in evidence)
     return PartitionConfinement(
         partition=name,
-        fraction=(total - sum(one.escaped_ns for one in evidence)) / total if evidence else None,
+        fraction=(total_ns - escaped_ns) / total_ns if evidence else None,
         evidence=tuple(evidence),
-        escapes=tuple(sorted(judgement.escapes.get(index, ()), key=lambda one: -one.time_ns)),
+        escapes=tuple(sorted(judgement.escapes.get(index, ()), key=lambda escape: -escape.time_ns)),
         escaping_sm_ids=tuple(sorted(judgement.sm_ids.get(index, ()))),
         sm_count=facts.sm_count or len(sms) or None,
         sm_ids_known=bool(sms),

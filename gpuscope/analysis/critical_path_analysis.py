@@ -131,9 +131,9 @@ class CriticalPathResult(Result):
             [values[code] for code in number.tolist()]
             for number, values in (self.columns[name] for name in _OF_PARTS)
         )
-        kinds, *others = columns
+        kinds, *attributes = columns
         starts = self.starts_ns.tolist()
-        return tuple(map(PathPart, kinds, starts, [*starts[1:], self.end_ns], *others))
+        return tuple(map(PathPart, kinds, starts, [*starts[1:], self.end_ns], *attributes))
 
     @door(by=str)
     def by(self, by: str) -> dict[Any, int]:
@@ -176,8 +176,8 @@ class CriticalPathResult(Result):
 
 def greatest(path: CriticalPathResult, by: str, of: str, value: object) -> Any:
     """Return which line or name has most of the parts of one kind or kernel of a path."""
-    (number, values), (of_part, known) = path.columns[by], path.columns[of]
-    took_ns = np.diff(path.starts_ns, append=path.end_ns) * (of_part == known.index(value))
+    (number, values), (of_part, of_values) = path.columns[by], path.columns[of]
+    took_ns = np.diff(path.starts_ns, append=path.end_ns) * (of_part == of_values.index(value))
     return values[int(np.argmax(np.bincount(number, took_ns, len(values))))] or None
 
 
@@ -244,11 +244,11 @@ def _end(causes: Causes, to: Any) -> _End:
         node = last_node(causes)
         return node, int(times[-1]), int(times[node]), "the end"
     if isinstance(to, str):
-        there = rows.having("kind", LASTING) & (rows.ends != OPEN)
-        named = there & rows.having("name", (to,))
+        is_finished = rows.having("kind", LASTING) & (rows.ends != OPEN)
+        named = is_finished & rows.having("name", (to,))
         if not named.any():
             code, names = rows.coded("name")
-            named = there & np.array([range_label(name or "") == to for name in names])[code]
+            named = is_finished & np.array([range_label(name or "") == to for name in names])[code]
         if not named.any():
             raise NotFound(f"the trace has no finished range and no handle's call {given(to)}")
         to = int(rows.ids[np.argmax(np.where(named, rows.ends, -1))])
@@ -258,14 +258,14 @@ def _end(causes: Causes, to: Any) -> _End:
         return 2 * row + 1, since_ns, rows.end_ns(row), f"the end of {rows.text('name', row)}"
     if not hasattr(to, "end_ns") or not hasattr(to, "thread"):
         raise InvalidArgument(f"to is {given(to)}; a row's id, a range's name or a step is needed")
-    thread, process = (-1 if each is None else each for each in (to.thread, to.process))
+    thread, process = (-1 if number is None else number for number in (to.thread, to.process))
     rows_of = np.arange(len(times) - 1) // 2
-    there = (causes.threads[:-1] >= 0) & (times[:-1] <= to.end_ns)
-    there &= (rows.threads[rows_of] == thread) & (rows.processes[rows_of] == process)
-    if not there.any():
+    is_before = (causes.threads[:-1] >= 0) & (times[:-1] <= to.end_ns)
+    is_before &= (rows.threads[rows_of] == thread) & (rows.processes[rows_of] == process)
+    if not is_before.any():
         raise MissingEvidence(f"thread {thread} did nothing before {to.end_ns} ns")
     # Of several at one instant any will do: nothing lies between them.
-    node = int(np.argmax(np.where(there, times[:-1], -1)))
+    node = int(np.argmax(np.where(is_before, times[:-1], -1)))
     return node, to.start_ns, to.end_ns, f"the end of {getattr(to, 'name', 'a stretch')}"
 
 

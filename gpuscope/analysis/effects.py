@@ -117,9 +117,9 @@ def leading(effects: Sequence[Effect]) -> Effect:
     Goodput, as somebody states the SLO that it counts; else the clearest, of a tail only where no
     other is known.
     """
-    asked_for = [each for each in effects if each.column == "goodput_per_s"]
-    typical = [each for each in effects if not each.is_tail]
-    return max(asked_for or typical or effects, key=lambda each: each.clarity)
+    asked_for = [difference for difference in effects if difference.column == "goodput_per_s"]
+    typical = [difference for difference in effects if not difference.is_tail]
+    return max(asked_for or typical or effects, key=lambda difference: difference.clarity)
 
 
 def effect(
@@ -256,8 +256,8 @@ def worst(effects: Sequence[Effect]) -> Verdict:
 
     Tails count where they are seen; that they cannot be told decides nothing if others can.
     """
-    seen = [each.verdict for each in effects if each.is_seen]
-    typical = [each.verdict for each in effects if not each.is_tail]
-    verdicts = seen or typical or [each.verdict for each in effects]
+    seen = [difference.verdict for difference in effects if difference.is_seen]
+    typical = [difference.verdict for difference in effects if not difference.is_tail]
+    verdicts = seen or typical or [difference.verdict for difference in effects]
     order: tuple[Verdict, ...] = ("slower", "faster", "cannot tell", "equal")
     return next((verdict for verdict in order if verdict in verdicts), "cannot tell")

@@ -49,8 +49,8 @@ class GivenWork:
         self.target = intended[rows] - 1
         self.place = {name: index for index, name in enumerate(self.names)}
         partitions = trace.metadata.partitions.items()
-        known = {name: facts.context for name, facts in partitions}
-        self.contexts = {name: number for name, number in known.items() if number is not None}
+        context_of = {name: facts.context for name, facts in partitions}
+        self.contexts = {name: number for name, number in context_of.items() if number is not None}
         self._by_context = {context: name for name, context in self.contexts.items()}
 
     def number(self, home: str | int) -> int:
@@ -71,8 +71,8 @@ def give(trace: Trace, work: GivenWork, intended: Intended) -> list[str]:
     if not intended:
         return []
     stream, streams = codes(trace.spans.column("stream"))
-    there = {*streams, *codes(trace.spans.column("name"))[1]}
-    absent = [repr(key) for key in intended if key not in there]
+    recorded = {*streams, *codes(trace.spans.column("name"))[1]}
+    absent = [repr(key) for key in intended if key not in recorded]
     notes = [f"the trace has no {', '.join(absent)}, which intended= names"] if absent else []
     home = np.full(len(streams), -1, np.int64)
     number_of = {value: index for index, value in enumerate(streams)}
@@ -86,11 +86,11 @@ def give(trace: Trace, work: GivenWork, intended: Intended) -> list[str]:
         lost = int(np.count_nonzero(calls < 0))
         if lost:
             notes.append(f"{lost:,} kernels have no known launch call: in no range")
-        known = np.flatnonzero(calls >= 0)
-        order, low, high = launched_inside(trace, ranges, calls[known])
+        launched = np.flatnonzero(calls >= 0)
+        order, low, high = launched_inside(trace, ranges, calls[launched])
         for number, positions in pairs(low, high):
             # Of equal places the last assignment stays: the range that began last.
-            given[known[order[positions]]] = homes[number]
+            given[launched[order[positions]]] = homes[number]
     if not (given >= 0).any():
         raise MissingEvidence(
             f"intended={dict(intended)!r} applies to none of {len(work.rows):,} finished kernels: "
@@ -266,8 +266,8 @@ def _blocks(trace: Trace, work: GivenWork, notes: list[str]) -> tuple[Array, Arr
     width = max([int(sm.max(initial=0)), *(max(ids) for ids in sms if ids)]) + 1
     inside = [index * width + sm_id for index, ids in enumerate(sms) for sm_id in ids]
     is_own = np.isin(target * width + sm, np.array(inside, np.int64))
-    there = _devices(trace)
-    homes = [there.get(name, {*devices}) for name in work.names]
+    devices_of = _devices(trace)
+    homes = [devices_of.get(name, {*devices}) for name in work.names]
     on_device = [[index is None or index in home for index in devices] for home in homes]
     is_there = np.array(on_device, bool).reshape(-1, len(devices))
     lasted = trace.array("end_ns", fill=0)[rows] - trace.array("start_ns")[rows]
@@ -307,8 +307,10 @@ def _owners(trace: Trace, rows: Array, sm: Array) -> tuple[Array, list[tuple[Way
     device, devices = codes(trace.spans.column("device"))
     first, code = combined(device[rows], sm)
     owners = {index: partitions_by_sm(trace, index) for index in devices}
-    held = (owners[devices[device[rows[at]]]].get(int(sm[at]), ()) for at in first)
-    return code, [("sms", f"SMs of {' and '.join(names) or 'no partition'}") for names in held]
+    partitions = (owners[devices[device[rows[at]]]].get(int(sm[at]), ()) for at in first)
+    return code, [
+        ("sms", f"SMs of {' and '.join(names) or 'no partition'}") for names in partitions
+    ]
 
 
 def partitions_by_sm(trace: Trace, device: int | None = None) -> dict[int, list[str]]:
@@ -336,8 +338,8 @@ def _escapes(
     ns: Array,
 ) -> dict[int, list[Escape]]:
     """Group parts of kernels that escaped by target, name, place and evidence."""
-    number = {place: index for index, place in enumerate(dict.fromkeys(places))}
-    where = np.array([number[place] for place in places], np.int64)[where]
+    number = {way: index for index, way in enumerate(dict.fromkeys(places))}
+    where = np.array([number[way] for way in places], np.int64)[where]
     name, names = codes(trace.spans.column("name"))
     first, group = combined(
         work.target[kernel], name[work.rows[kernel]], where, by_blocks[kernel].astype(np.int64)

@@ -51,7 +51,7 @@ def with_bands(result: _Kind, forecasts: Sequence[Trace]) -> _Kind:
     is_check = not result.traces[1].metadata.forecast
     differences, bands = [], {}
     for about in result.differences:
-        each, number = about, (about.workload, about.column)
+        effect, number = about, (about.workload, about.column)
         of = values.get(number, [])
         if len(of) == len(_NAMES) and of[-1] and of[1] and of[0]:
             recorded, *ends, unchanged = of
@@ -63,13 +63,13 @@ def with_bands(result: _Kind, forecasts: Sequence[Trace]) -> _Kind:
             if is_check:
                 was = about.before / counted[0]
                 low, high = ((1 + end) * was - 1 for end in (about.low, about.high))
-                each = replace(about, before=counted[0], low=low, high=high)
+                effect = replace(about, before=counted[0], low=low, high=high)
             else:
                 low, high = (end / recorded - 1 for end in bands[number])
-                each = replace(about, before=recorded, after=counted[0], low=low, high=high)
+                effect = replace(about, before=recorded, after=counted[0], low=low, high=high)
         elif not forecasts and math.isfinite(about.high - about.low) and about.low > -1:
             bands[number] = about.after / (1 + about.high), about.after / (1 + about.low)
-        differences.append(judged_effect(each))
+        differences.append(judged_effect(effect))
     return replace(result, differences=tuple(differences), bands=bands, forecasts=(*forecasts,))
 
 

@@ -86,20 +86,23 @@ class HelpResult(Result):
     def readable(self) -> tuple[list[Row], str]:
         """Return the changes that gain something, or what gains most; the others in words."""
         least_ns = WORTH * self.span_ns
-        worth = [each for each in self.changes if each.gain_ns >= least_ns] or self.changes[:3]
+        gaining = [change for change in self.changes if change.gain_ns >= least_ns]
+        worth = gaining or self.changes[:3]
         rows: list[Row] = [
             {
-                "change": f"{each.change}: {each.about}",
-                "saves (ms)": each.gain_ns / 1e6,
-                "share": percent(each.gain_ns / self.span_ns),
-                "on the path (ms)": each.most_ns / 1e6,
-                "to try it": each.code,
-                "basis": each.basis,
+                "change": f"{change.change}: {change.about}",
+                "saves (ms)": change.gain_ns / 1e6,
+                "share": percent(change.gain_ns / self.span_ns),
+                "on the path (ms)": change.most_ns / 1e6,
+                "to try it": change.code,
+                "basis": change.basis,
             }
-            for each in worth
+            for change in worth
         ]
-        gained = {each.change for each in worth}
-        none = dict.fromkeys(each.change for each in self.changes if each.change not in gained)
+        gained = {change.change for change in worth}
+        none = dict.fromkeys(
+            change.change for change in self.changes if change.change not in gained
+        )
         return rows, f"less than {percent(WORTH)}: {', '.join(none)}" if none else ""
 
     @property
@@ -167,19 +170,19 @@ def _changes(view: View, node: int) -> Iterator[Change]:
     scheduled_ns = schedule.forward(causes.lag, view.kept)[is_end].max() if schedule else 0
     most = max(_FEWEST, min(_PASSES, _EDGES // len(view.kept)))
     promising = [(int(view.saved_ns(case)[view.on_path].sum()), case) for case in cases(view)]
-    for promise_ns, case in sorted(promising, key=lambda each: -each[0]):
+    for promise_ns, case in sorted(promising, key=lambda promise: -promise[0]):
         gain_ns, low_ns, saved_ns = 0, 0, view.saved_ns(case)
         is_scheduled = schedule is not None and case.basis == "recording"
         if promise_ns or is_scheduled:
             passes += 1
             if passes > most:
                 continue
-            kept = view.kept & np.logical_not(case.gone)
-            lag = np.where(kept, causes.lag - saved_ns, 0)
+            remaining = view.kept & np.logical_not(case.gone)
+            lag = np.where(remaining, causes.lag - saved_ns, 0)
             if schedule is not None and is_scheduled:
-                gain_ns = int(scheduled_ns - schedule.forward(lag, kept)[is_end].max())
+                gain_ns = int(scheduled_ns - schedule.forward(lag, remaining)[is_end].max())
             else:
-                gain_ns = int(end_ns - causes.forward(lag, kept)[is_end].max())
+                gain_ns = int(end_ns - causes.forward(lag, remaining)[is_end].max())
         gain_ns = max(0, gain_ns)
         more = view.on_path & (saved_ns == 0) & case.beside
         high_ns = most_ns = max(gain_ns, promise_ns + int(view.lasts[more].sum()))
@@ -209,6 +212,6 @@ def help_in_steps(trace: Trace) -> HelpResult:
     why = f"came last to {late.last} collectives: others waited {waited_ns / 1e6:,.4g} ms each"
     bounds = waited_ns, 0, waited_ns, waited_ns
     about = f"rank {late.rank}" + f", {late.line}" * bool(late.line)
-    change = Change(_KEEP_UP, about, *bounds, "bound", why, "gs.analysis.ranks(trace)")
-    changes = [change, *(each for each in result.changes if each.change != _KEEP_UP)]
-    return replace(result, changes=tuple(sorted(changes, key=lambda each: -each.gain_ns)))
+    keep_up = Change(_KEEP_UP, about, *bounds, "bound", why, "gs.analysis.ranks(trace)")
+    changes = [keep_up, *(change for change in result.changes if change.change != _KEEP_UP)]
+    return replace(result, changes=tuple(sorted(changes, key=lambda change: -change.gain_ns)))

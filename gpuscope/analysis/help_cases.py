@@ -137,10 +137,10 @@ class View:
         call[order] = next_call(self.row[order], rows.having("kind", CALLS))
         call = np.where(self.call >= 0, self.call, call)
         site, sites = rows.coded("site")
-        known = np.where(site > 0, site, len(sites) + rows.coded("name")[0])
+        code = np.where(site > 0, site, len(sites) + rows.coded("name")[0])
         number = {line: at for at, line in enumerate(self.lines)}
         numbers = np.array([number[line] for line in self._words])
-        return np.where(call >= 0, numbers[known[call]], -1)
+        return np.where(call >= 0, numbers[code[call]], -1)
 
     @cached_property
     def _words(self) -> list[str]:
@@ -163,9 +163,9 @@ class View:
         lag = self.causes.lag
         count = np.round(lag / _SWITCH_NS)
         late_ns = lag - count * _SWITCH_NS
-        held: Bools = self.pauses & (late_ns >= 0) & (late_ns <= _SWITCHES * count * _SWITCH_NS)
-        is_most = held.sum() >= _ALIKE and 2 * lag[held].sum() > lag[self.pauses].sum()
-        return held if is_most else np.zeros(len(lag), bool)
+        switched: Bools = self.pauses & (late_ns >= 0) & (late_ns <= _SWITCHES * count * _SWITCH_NS)
+        is_most = switched.sum() >= _ALIKE and 2 * lag[switched].sum() > lag[self.pauses].sum()
+        return switched if is_most else np.zeros(len(lag), bool)
 
     def each(
         self, which: Bools, keys: Ints, label: Callable[[int], str]
@@ -173,13 +173,13 @@ class View:
         """Yield some edges by key, with what that is called: those that take most of the path."""
         which = which & self.kept & (keys >= 0)
         first, code = combined(keys[which])
-        known = keys[which][first]
+        distinct = keys[which][first]
         lasts = self.lasts[which]
         on_path, every = (
-            np.bincount(code, weights=ns, minlength=len(known))
+            np.bincount(code, weights=ns, minlength=len(distinct))
             for ns in (lasts * self.on_path[which], lasts)
         )
-        for key in known[np.lexsort((-every, -on_path))][:_MOST].tolist():
+        for key in distinct[np.lexsort((-every, -on_path))][:_MOST].tolist():
             yield label(key), which & (keys == key)
 
     def saved_ns(self, case: HelpCase) -> Ints:
@@ -210,8 +210,8 @@ def _of_work(view: View) -> Iterator[HelpCase]:
     holds = causes.of("SMs held", "priority") & (causes.source % 2 == 0)
     kernels = runs & rows.having("kind", ("kernel", "graph"))[view.row]
     for about, which in view.each(kernels, name[view.row], lambda key: str(names[key])):
-        held = holds & rows.having("name", (about,))[view.before]
-        words = "make the kernel twice as fast", kernel_name(about), which | held, half
+        waiting = holds & rows.having("name", (about,))[view.before]
+        words = "make the kernel twice as fast", kernel_name(about), which | waiting, half
         yield HelpCase(*words, basis="recording", name=about)
     functions = runs & rows.having("kind", ("host function",))[view.row]
     site, sites = rows.coded("site")
@@ -263,8 +263,8 @@ def _of_orders(view: View) -> Iterator[HelpCase]:
         yield HelpCase("use another stream", about, gone=which)
     for about, which in view.each(causes.of("SMs held", "priority"), both[0], name):
         yield HelpCase("give it priority or a partition", about, gone=which)
-    first, pair = combined(*(np.unique(each, return_inverse=True)[1] for each in both))
-    names = [" for ".join(name(int(each[at])) for each in both) for at in first]
+    first, pair = combined(*(np.unique(streams, return_inverse=True)[1] for streams in both))
+    names = [" for ".join(name(int(streams[at])) for streams in both) for at in first]
     for about, which in view.each(causes.of("event wait"), pair, names.__getitem__):
         yield HelpCase("drop the wait between streams", about, gone=which)
     ranks = {facts.process: f"rank {facts.rank}" for facts in view.trace.metadata.ranks}
@@ -347,8 +347,8 @@ def _of_hosts(view: View) -> Iterator[HelpCase]:
     pauses = view.pauses & ~view.switches
     site, sites = view.rows.coded("site")
     if site.any():
-        known = {str(lines[0]) for text in sites if (lines := lines_of(text))}
-        pauses &= np.array([line in known for line in view.lines])[view.line]
+        python_lines = {str(lines[0]) for text in sites if (lines := lines_of(text))}
+        pauses &= np.array([line in python_lines for line in view.lines])[view.line]
     for about, which in view.each(pauses, view.line, view.lines.__getitem__):
         beside = view.is_code & (view.line == view.line[which][0])
         yield HelpCase("shorten the Python before", about, which, beside=beside)
@@ -373,10 +373,10 @@ def _own_process(view: View) -> Iterator[HelpCase]:
         code = view.is_code & (who == thread)
         alike = view.is_host & (process == process[who == thread][0])
         for other in np.unique(who[alike & (who != thread)]).tolist():
-            there = at[view.is_host & (who == other)]
-            beside = code & (at >= there.min()) & (at <= there.max())
+            other_times = at[view.is_host & (who == other)]
+            beside = code & (at >= other_times.min()) & (at <= other_times.max())
             ratio = _slower(view, beside, code & ~beside)
-            if len(there) >= _ALIKE and ratio >= _SLOWER:
+            if len(other_times) >= _ALIKE and ratio >= _SLOWER:
                 about = f"thread {thread}, {ratio:.3g} times as slow beside thread {other}"
                 lag = causes.lag / ratio
                 yield HelpCase(

@@ -257,9 +257,9 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
     source, target = linked_rows(trace.edges, trace.array("id"), "event wait")
     np.maximum.at(event_ns, target, returned[source])
     call = np.where(work >= 0, launch_calls(trace)[work], -1)
-    known = call >= 0
-    thread = np.where(known, owner[call], -1)
-    back = np.where(known, np.clip(returned[call], low, high), low)
+    has_launch = call >= 0
+    thread = np.where(has_launch, owner[call], -1)
+    back = np.where(has_launch, np.clip(returned[call], low, high), low)
     texts, of_call, every = _cause_of_calls(trace, launches)
     gap, since, until, inside, around, unborn = _cut(trace, every, thread, low, back)
     number = {text: at for at, text in enumerate(_FIXED)}
@@ -269,17 +269,17 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
     during = np.where(inside >= 0, of_call[inside], during)
     after = np.where(returned[call] > low, number[ON_ITS_WAY], number[NEXT])
     after[event_ns[work] > np.maximum(returned[call], low)] = number[EVENT]
-    after = np.where(known, after, np.where(work < 0, number[AFTER], number[UNKNOWN]))
+    after = np.where(has_launch, after, np.where(work < 0, number[AFTER], number[UNKNOWN]))
 
     site, sites = codes(trace.spans.column("site"))
     texts_of = [str((lines_of(text) or ("",))[0]) for text in sites]
     number_of = {text: at for at, text in enumerate(dict.fromkeys(["", *texts_of]))}
     line = np.array([number_of[text] for text in texts_of])
-    launched_at = np.where(known, site[call], np.where(work >= 0, site[work], 0))
+    launched_at = np.where(has_launch, site[call], np.where(work >= 0, site[work], 0))
     at_line = np.where(inside >= 0, site[inside], 0)
     at_line = np.where(at_line > 0, at_line, launched_at[gap])
     label, labels = range_labels(trace)
-    rows = np.r_[around, ranges_around(trace, thread, np.where(known, starts[call], 0))]
+    rows = np.r_[around, ranges_around(trace, thread, np.where(has_launch, starts[call], 0))]
     begin, end = np.r_[since, back], np.r_[until, high]
     waits, works = np.r_[inside, np.full(len(low), -1)], np.r_[np.full(len(gap), -1), work]
     part, function, held_ns = _in_functions(trace, begin, end, waits, works)
@@ -297,8 +297,8 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
         line[np.r_[at_line, launched_at, site[function]]],
     )
     texts += [f"{FUNCTION} ({names[name[row]]})" for row in function[first].tolist()]
-    kept = columns[1] > 0
-    return tuple(column[kept] for column in columns), (texts, labels, list(number_of))
+    has_length = columns[1] > 0
+    return tuple(column[has_length] for column in columns), (texts, labels, list(number_of))
 
 
 def _in_functions(

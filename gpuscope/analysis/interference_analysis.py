@@ -166,7 +166,7 @@ def _words(cell: Interference) -> str:
     if cell.forecast is None or cell.forecast_low is None or cell.forecast_high is None:
         return "–"
     numbers = (cell.forecast, cell.forecast_low, cell.forecast_high)
-    value, low, high = (round(100 * each) for each in numbers)
+    value, low, high = (round(100 * number) for number in numbers)
     return f"≈ {value:+} % ({low} to {high})"
 
 
@@ -244,7 +244,7 @@ def interference(
     )
     rounds = [_round(trace, of, given) for trace in traces]
     solos = [_round(trace, of, given) for trace in alone_traces]
-    met = [each.took[each.counts(inside)] for each in rounds]
+    met = [turn.took[turn.counts(inside)] for turn in rounds]
     durations = _joined(met)
     alone_durations = _joined([solo.took for solo in solos])
     median_ns = float(np.median(durations)) if len(durations) else None
@@ -313,12 +313,12 @@ class _Round:
 def _round(trace: Trace, of: str, given: str) -> _Round:
     finished = ended_kernels(trace)
     groups = grouped(finished, "workload")
-    kernels, others = (
+    kernels, given_kernels = (
         finished.where(np.array([label == name for label in groups.labels], bool)[groups.code])
         for name in (of, given)
     )
     starts, ends = kernels.array("start_ns"), kernels.array("end_ns")
-    busy = union(others.array("start_ns"), others.array("end_ns"))
+    busy = union(given_kernels.array("start_ns"), given_kernels.array("end_ns"))
     covered = np.zeros(len(starts), np.int64)
     if len(busy):
         covered = _busy_until(busy, ends) - _busy_until(busy, starts)
@@ -341,9 +341,9 @@ def _busy_until(busy: Intervals, times: Intervals) -> Intervals:
 def _why_none(rounds: Sequence[_Round], inside: float) -> str:
     """Say why no kernel of A counts."""
     took, covered = (
-        _joined([getattr(each, name) for each in rounds]) for name in ("took", "covered")
+        _joined([getattr(turn, name) for turn in rounds]) for name in ("took", "covered")
     )
-    busy = np.concatenate([each.busy for each in rounds])
+    busy = np.concatenate([turn.busy for turn in rounds])
     for what, seen in (("A", took), ("B", busy)):
         if not len(seen):
             return f"no finished kernel of {what} was seen with both running"
@@ -360,7 +360,7 @@ def _why_none(rounds: Sequence[_Round], inside: float) -> str:
 def _elsewhere(rounds: Sequence[_Round], solos: Sequence[_Round]) -> str | None:
     """Say so if A ran on other partitions alone than together."""
     together, alone = (
-        sorted(frozenset().union(*(each.partitions for each in several)))
+        sorted(frozenset().union(*(turn.partitions for turn in several)))
         for several in (rounds, solos)
     )
     if together == alone:

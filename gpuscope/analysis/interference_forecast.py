@@ -40,11 +40,11 @@ def forecast_cells(
     for cell in cells:
         if cell.value is not None:
             logs[names.index(cell.of), names.index(cell.given)] = math.log1p(cell.value)
-    known = ~np.isnan(logs)
-    pairs = (known | known.T).sum() / 2
+    is_measured = ~np.isnan(logs)
+    pairs = (is_measured | is_measured.T).sum() / 2
     needed = FORECAST_CONFIDENCE * (pairs + 1)
-    related = _related(known) if needed <= pairs else np.zeros_like(known)
-    fitted, margins = _with_margins(logs, known, needed) if related.any() else (logs, logs)
+    related = _related(is_measured) if needed <= pairs else np.zeros_like(is_measured)
+    fitted, margins = _with_margins(logs, is_measured, needed) if related.any() else (logs, logs)
     forecast = []
     for cell in cells:
         at = names.index(cell.of), names.index(cell.given)
@@ -70,26 +70,26 @@ def forecast_cells(
     return tuple(forecast)
 
 
-def _related(known: Bools) -> Bools:
+def _related(is_measured: Bools) -> Bools:
     """Return which cells' sensitivity and pressure measured cells put on one scale.
 
     The scale of a sensitivity and that of a pressure are related by the cells that both have, and
     by those that others share with them: by a path from cell to cell in a row or a column.
     """
-    related = known
-    for _ in known:
-        related = known @ known.T @ related
+    related = is_measured
+    for _ in is_measured:
+        related = is_measured @ is_measured.T @ related
     return related
 
 
-def _with_margins(logs: Floats, known: Bools, needed: float) -> tuple[Floats, Floats]:
+def _with_margins(logs: Floats, is_measured: Bools, needed: float) -> tuple[Floats, Floats]:
     """Return the fitted matrix, and for each cell the margin that so many pairs keep within."""
-    typical = np.abs(logs[known]).mean()
-    fitted, both, errors = _fitted(logs, known), known.astype(int) + known.T, []
-    for cell in np.argwhere(known):
-        others = known.copy()
-        others[tuple(cell)] = others[tuple(cell[::-1])] = False
-        without = _fitted(logs, others)[tuple(cell)]
+    typical = np.abs(logs[is_measured]).mean()
+    fitted, both, errors = _fitted(logs, is_measured), is_measured.astype(int) + is_measured.T, []
+    for cell in np.argwhere(is_measured):
+        training = is_measured.copy()
+        training[tuple(cell)] = training[tuple(cell[::-1])] = False
+        without = _fitted(logs, training)[tuple(cell)]
         error = abs(without - logs[tuple(cell)])
         errors.append((error / (abs(without) + typical) if error else 0.0, 1 / both[tuple(cell)]))
     sizes, weights = zip(*sorted(errors), strict=True)
@@ -97,16 +97,16 @@ def _with_margins(logs: Floats, known: Bools, needed: float) -> tuple[Floats, Fl
     return fitted, sizes[enough] * (np.abs(fitted) + typical)
 
 
-def _fitted(logs: Floats, known: Bools) -> Floats:
+def _fitted(logs: Floats, is_measured: Bools) -> Floats:
     """Return sensitivity × pressure for every cell, fitted to the known ones."""
-    values = np.where(known, logs, 0.0)
-    mean, square = values.sum() / known.sum(), (values**2).sum() / known.sum()
+    values = np.where(is_measured, logs, 0.0)
+    mean, square = values.sum() / is_measured.sum(), (values**2).sum() / is_measured.sum()
     sensitivity, pressure = np.ones(len(logs)), np.full(len(logs), mean)
     if not square:
         return np.zeros_like(logs)
     for _ in range(_STEPS):
-        weight = known @ pressure**2 + RIDGE * square
+        weight = is_measured @ pressure**2 + RIDGE * square
         sensitivity = np.maximum((values @ pressure + RIDGE * square) / weight, 0.0)
-        weight = sensitivity**2 @ known + RIDGE
+        weight = sensitivity**2 @ is_measured + RIDGE
         pressure = (sensitivity @ values + RIDGE * mean) / weight
     return np.outer(sensitivity, pressure)

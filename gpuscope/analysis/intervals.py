@@ -158,8 +158,8 @@ def by_workload(trace: Trace) -> Groups[str]:
     """Group rows by the workload they belong to, or by their names where they belong to none."""
     category, categories = codes(trace.spans.column("category"))
     name, names = codes(trace.spans.column("name"))
-    known = np.array([bool(category_name) for category_name in categories])[category]
-    key = np.where(known, category, len(categories) + name)
+    has_workload = np.array([bool(category_name) for category_name in categories])[category]
+    key = np.where(has_workload, category, len(categories) + name)
     return Groups.of(key, [str(label) for label in (*categories, *names)])
 
 
@@ -223,11 +223,11 @@ class Busy:
         """
         number = np.full(len(self.ns), -1, np.int64)
         number[chosen] = np.arange(len(chosen))
-        kept = np.flatnonzero(number[self.group] >= 0)
-        kept = kept[np.argsort(number[self.group[kept]], kind="stable")]
-        group, count = number[self.group[kept]], len(kept)
+        intervals = np.flatnonzero(number[self.group] >= 0)
+        intervals = intervals[np.argsort(number[self.group[intervals]], kind="stable")]
+        group, count = number[self.group[intervals]], len(intervals)
         first = np.searchsorted(group, np.arange(len(chosen) + 1))
-        times = np.r_[self.start[kept], self.end[kept]]
+        times = np.r_[self.start[intervals], self.end[intervals]]
         order = np.argsort(times, kind="stable")
         at = np.empty(2 * count, np.int64)
         at[order] = np.arange(2 * count)

@@ -76,10 +76,10 @@ def top_kernels(trace: Trace) -> KernelsResult:
     lasted_ns = (trace.array("end_ns", fill=0) - trace.array("start_ns"))[rows]
     totals, medians = groups.sums(lasted_ns), groups.quantiles(lasted_ns, (0.5,))[:, 0]
     all_ns = max(int(lasted_ns.sum()), 1)
-    columns = (each.tolist() for each in (groups.counts, medians, totals))
+    columns = (column.tolist() for column in (groups.counts, medians, totals))
     kernels = [
         KernelTime(name, stream, n, median_ns, total_ns, total_ns / all_ns)
         for (name, stream), n, median_ns, total_ns in zip(titles, *columns, strict=True)
     ]
-    kernels.sort(key=lambda each: (-each.total_ns, each.name, each.stream))
+    kernels.sort(key=lambda kernel: (-kernel.total_ns, kernel.name, kernel.stream))
     return KernelsResult(tuple(kernels), **about(trace))

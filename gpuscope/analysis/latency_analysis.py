@@ -252,10 +252,10 @@ def _groups(
     """Return the quantiles of each group that has rows; ``queued`` is −1 where unknown."""
     first, dense = combined(code)
     groups = Groups(dense, [labels[label_code] for label_code in code[first].tolist()])
-    known = queued >= 0
-    medians = groups.medians(queued, known)
-    total = groups.sums(np.where(known, waited, 0)).tolist()
-    queueing = groups.sums(np.where(known, queued, 0)).tolist()
+    is_queue_known = queued >= 0
+    medians = groups.medians(queued, is_queue_known)
+    total = groups.sums(np.where(is_queue_known, waited, 0)).tolist()
+    queueing = groups.sums(np.where(is_queue_known, queued, 0)).tolist()
     return tuple(
         LaunchLatency(
             *quantiles, medians[index], queueing[index] / total[index] if total[index] > 0 else None

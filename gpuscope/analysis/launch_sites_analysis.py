@@ -171,8 +171,8 @@ def _hazards(trace: Trace) -> Ints:
     """Row → pairs of accesses whose second it is."""
     counts = np.zeros(len(trace), np.int64)
     facts = trace.metadata.hazards
-    known = [fact for fact in facts.found if fact.second is not None] if facts else []
-    rows = match(np.array([fact.second for fact in known], np.int64), trace.array("id"))
-    for row, fact in zip(rows.tolist(), known, strict=True):
+    hazards = [fact for fact in facts.found if fact.second is not None] if facts else []
+    rows = match(np.array([fact.second for fact in hazards], np.int64), trace.array("id"))
+    for row, fact in zip(rows.tolist(), hazards, strict=True):
         counts[row] += fact.count if row >= 0 else 0
     return counts

@@ -45,10 +45,10 @@ class LaunchTimes:
             np.maximum.at(self.free_ns, after[over], rows.ends[before[over]])
         features = (rows.coded("kind")[0], rows.coded("source")[0], rows.devices + 1)
         graphs = rows.graphs >= 0, orders.is_first
-        _, code = combined(*(each[works].astype(np.int64) for each in (*features, *graphs)))
+        _, code = combined(*(feature[works].astype(np.int64) for feature in (*features, *graphs)))
         for number in range(int(code.max(initial=-1)) + 1):
             alike = works[code == number]
-            of_graph, is_first = (bool(each[alike[0]]) for each in graphs)
+            of_graph, is_first = (bool(flag[alike[0]]) for flag in graphs)
             constants = self._constants(int(alike[0]), of_graph=of_graph, is_first=is_first)
             self.is_known[alike] = constants is not None
             constants = constants or self._usual(int(alike[0]))
@@ -95,8 +95,8 @@ class LaunchTimes:
 
     def _least_ns(self, chosen: Bools, fallback: Bools, since: Ints) -> int:
         took = self._rows.starts - since
-        known = (since >= 0) & (took >= 0)
-        rows = chosen & known if (chosen & known).any() else fallback & known
+        is_timed = (since >= 0) & (took >= 0)
+        rows = chosen & is_timed if (chosen & is_timed).any() else fallback & is_timed
         if not rows.any():
             return 0
         share = 0.0 if self._rows.is_simulated else _USUAL

@@ -136,7 +136,7 @@ class Levels:
         rest = (logarithms - model @ (self._solve @ logarithms)) ** 2
         free = 1 - np.einsum("ij,ji->i", model, self._solve)
         squares, freedom = (
-            np.bincount(of, weights=each, minlength=len(samples)) for each in (rest, free)
+            np.bincount(of, weights=weights, minlength=len(samples)) for weights in (rest, free)
         )
         self.freedom = float(freedom.sum())
         self._known = self.freedom > 1 - _NONE
@@ -202,11 +202,11 @@ def share_interval(count: int, share: float) -> tuple[float, float]:
 def batch_means(ends_ns: Ints, windows: Ints) -> Floats:
     """Return the mean time from one end to the next in batches; none is of two rounds."""
     turns = np.searchsorted(windows, ends_ns, "right")
-    each = max(1, _BATCHES // len(np.unique(turns)))
+    per_turn = max(1, _BATCHES // len(np.unique(turns)))
     means = []
     for turn in np.unique(turns):
         gaps = np.diff(np.sort(ends_ns[turns == turn]))
-        number = min(each, len(gaps) // 2)
+        number = min(per_turn, len(gaps) // 2)
         means += [float(batch.mean()) for batch in np.array_split(gaps, number)] if number else []
     return np.array(means)
 

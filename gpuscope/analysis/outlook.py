@@ -77,8 +77,8 @@ class Outlook:
         beside = [number for number in unseen if self._steps([number], [leader])[0, 0] == 1]
         ends = ends_of(self.places)
         inside = [n for n in unseen if n not in beside and (n in ends or self._is_between(n))]
-        others = [number for number in inside if not self._is_out(number, leader)]
-        return [*beside, *sorted(others, key=self._promise)]
+        promising = [number for number in inside if not self._is_out(number, leader)]
+        return [*beside, *sorted(promising, key=self._promise)]
 
     def rules_out(self, number: int) -> bool:
         """Whether a setting that was not measured surely misses the SLO, or is surely worse."""
@@ -96,11 +96,11 @@ class Outlook:
         if leader is None or race.off(leader):
             return False
         goal = race.objective
-        own, best = self._corrected(number, goal), race.level(leader, goal)
+        estimate, best = self._corrected(number, goal), race.level(leader, goal)
         gain = Estimate(
-            own.value - best.value if goal.is_rate else best.value - own.value,
-            math.hypot(own.error, best.error),
-            min(own.freedom, best.freedom),
+            estimate.value - best.value if goal.is_rate else best.value - estimate.value,
+            math.hypot(estimate.error, best.error),
+            min(estimate.freedom, best.freedom),
         )
         enough = math.log1p(CLOSE) * (1 if race.costs[number] >= race.costs[leader] else -1)
         return gain.bounds((1 - race.confidence) / 2)[1] < enough
@@ -159,9 +159,9 @@ class Outlook:
         for goal in self._goals:
             measured = [max(self.race.mean(n, goal), self._least[goal]) for n in self._seen]
             ratios = np.log(measured) - [self._forecast_of(n, goal) for n in self._seen]
-            known = len(ratios) - 1
+            freedom = len(ratios) - 1
             squares = -float(ratios @ self._solve[:-1, :-1] @ ratios)
-            ratios_of[goal] = ratios, max(squares, 0.0) / known if known else math.inf
+            ratios_of[goal] = ratios, max(squares, 0.0) / freedom if freedom else math.inf
         return ratios_of
 
     @property

@@ -63,8 +63,8 @@ def path_columns(
     caller = np.where(rows.is_work[row] & ~is_host, rows.calls[row], host)
     moment = np.where(rows.is_work[row] & ~is_host, rows.starts[caller], starts)
     thread = np.where(caller >= 0, rows.threads[caller], -1)
-    known = np.where(caller >= 0, caller, row)
-    process = np.where(known >= 0, rows.processes[known], -1)
+    owner = np.where(caller >= 0, caller, row)
+    process = np.where(owner >= 0, rows.processes[owner], -1)
     ranges = around(causes, ranges_in(trace)[0], caller, moment)
     calls = np.where(is_host, next_call(host, rows.having("kind", CALLS)), row)
     site, sites = rows.coded("site")
@@ -88,10 +88,10 @@ def path_columns(
 
 def _values(keys: Ints, value: Callable[[int], Any]) -> Column:
     """Return a column from keys, −1 for none; keys of one value have one number."""
-    known, code = np.unique(keys, return_inverse=True)
-    values = [None if key < 0 else value(key) for key in known.tolist()]
-    number = {each: at for at, each in enumerate(dict.fromkeys(values))}
-    return np.array([number[each] for each in values], np.int64)[code], list(number)
+    distinct, code = np.unique(keys, return_inverse=True)
+    values = [None if key < 0 else value(key) for key in distinct.tolist()]
+    number = {cell: at for at, cell in enumerate(dict.fromkeys(values))}
+    return np.array([number[cell] for cell in values], np.int64)[code], list(number)
 
 
 def next_call(rows: Ints, is_call: Bools) -> Ints:
@@ -127,14 +127,16 @@ def _parts(
     source, target, kind = causes.source[edges], causes.target[edges], causes.kind[edges]
     begin, low, high = len(times) - 1, times[source], times[target]
     launched = kind == NUMBER["launch"]
-    of_host = np.isin(kind, [NUMBER[each] for each in _OF_HOST])
+    of_host = np.isin(kind, [NUMBER[edge_kind] for edge_kind in _OF_HOST])
     # Who had the SMs, and went on.
     beside = ~of_host & ~launched & (source % 2 == 0) & (target % 2 == 0) & (source != begin)
     gap = ~of_host & (target % 2 == 0) & ~beside
     row = np.where(beside, source, target) // 2
     queued = np.where(launched, np.clip(rows.queued[row], low, high), low)
     ready = np.where(gap, np.clip(causes.ready.ready_ns[row], queued, high), low)
-    last = np.array([_PART.get(_AS.get(each, each), _PART["unexplained"]) for each in NUMBER])[kind]
+    last = np.array(
+        [_PART.get(_AS.get(edge_kind, edge_kind), _PART["unexplained"]) for edge_kind in NUMBER]
+    )[kind]
     is_copy = rows.having("kind", ("memcpy", "memset"))[row]
     last[(last == _PART["running"]) | beside] = _PART["running"]
     last[(last == _PART["running"]) & is_copy] = _PART["copy"]
@@ -156,12 +158,12 @@ def _parts(
     parts_rows[np.isin(kind, [NUMBER["start-up"], NUMBER["turn"]]), 2] = -1
     starts = np.r_[since_ns, starts.ravel(), times[node]]
     bounds = np.clip(np.r_[starts, until_ns], since_ns, until_ns)
-    kept = bounds[1:] > bounds[:-1]
+    has_length = bounds[1:] > bounds[:-1]
     columns = (
         bounds[:-1],
         np.r_[_PART["unexplained"], kinds.ravel(), _PART["host"]],
         np.r_[-1, parts_rows.ravel(), -1],
         np.r_[-1, np.repeat(host, 3), node // 2],
     )
-    starts, kinds, parts_rows, host = (column[kept] for column in columns)
+    starts, kinds, parts_rows, host = (column[has_length] for column in columns)
     return starts, kinds, parts_rows, host

@@ -264,11 +264,11 @@ def _ranges(trace: Trace, name: str | None, domain: str | None) -> Array:
         if wanted is None:
             continue
         code, values = codes(trace.spans.column(column))
-        kept = rows[np.array([value == wanted for value in values])[code[rows]]]
-        if not len(kept):
-            there = [values[at] for at in np.unique(code[rows])[:20]]
-            raise MissingEvidence(f"no range with {column} {wanted!r}; there are {there}")
-        rows = kept
+        matching = rows[np.array([value == wanted for value in values])[code[rows]]]
+        if not len(matching):
+            present = [values[at] for at in np.unique(code[rows])[:20]]
+            raise MissingEvidence(f"no range with {column} {wanted!r}; there are {present}")
+        rows = matching
     return rows
 
 
@@ -331,15 +331,15 @@ def _by(table: pa.Table, column: str) -> tuple[NamedProjection, ...]:
         column: groups.sums(np.asarray(table.column(column).fill_null(0))).tolist()
         for column in _SUMS
     }
-    known = {
+    validity = {
         column: np.asarray(table.column(column).is_valid(), dtype=bool)
         for column in ("host_ns", "projected_ns")
     }
     medians = {
-        column: groups.medians(np.asarray(table.column(column).fill_null(0)), there)
-        for column, there in known.items()
+        column: groups.medians(np.asarray(table.column(column).fill_null(0)), is_valid)
+        for column, is_valid in validity.items()
     }
-    launched = groups.sums(known["projected_ns"].astype(np.int64)).tolist()
+    launched = groups.sums(validity["projected_ns"].astype(np.int64)).tolist()
     return tuple(
         NamedProjection(
             names[name[row]],

@@ -80,7 +80,7 @@ class Goal:
                 f"{what} is {given(text)}: it takes workload.column; the workloads are "
                 f"{', '.join(map(repr, workloads))}"
             )
-        better = [key for key, known in COMPARED.items() if known.better]
+        better = [key for key, about in COMPARED.items() if about.better]
         if column not in better:
             raise InvalidArgument(
                 f"{what} is {given(text)}: {column!r} is no column that can be better or worse"
@@ -331,7 +331,7 @@ class Race:
             _, levels, tail = self._standing
             rivals = [number for number in rivals if not self.off(number)]
             rivals = [n for n in rivals if not self._is_better(levels, leader, n, tail)]
-        rivals.sort(key=lambda one: (len(self.samples[one]) >= FEWEST, -self._worth(one)))
+        rivals.sort(key=lambda number: (len(self.samples[number]) >= FEWEST, -self._worth(number)))
         chosen = [*fresh[:width], *rivals[: width - 1]]
         if not chosen and self.meets(leader):
             chosen = [number for number in reference if len(self.samples[number]) < FEWEST]
@@ -374,20 +374,22 @@ class Race:
         is_over
             No more will be measured: then noise does not tell apart what is not yet.
         """
-        known: dict[int, Verdict] = {}
+        verdicts: dict[int, Verdict] = {}
         inside = self.inside
         for number in self.samples:
             if number not in inside:
-                known[number] = "misses SLO" if self.misses(number) else "worse"
+                verdicts[number] = "misses SLO" if self.misses(number) else "worse"
         leader = next((number for number in inside if self.meets(number)), None)
         for number in inside:
             may_win = leader is None or self._may_win(number, leader)
             is_same = leader is not None and self.is_same(number, leader)
             if leader is not None and self.meets(number) and (may_win or is_same):
                 is_open = self._is_open(number, leader) and not is_over
-                known[number] = "undecided" if is_open else "equal"
+                verdicts[number] = "undecided" if is_open else "equal"
             else:
-                known[number] = "undecided" if may_win else "no better"
-        if list(known.values()).count("equal") == 1 and "undecided" not in known.values():
-            known = {n: "best" if verdict == "equal" else verdict for n, verdict in known.items()}
-        return known
+                verdicts[number] = "undecided" if may_win else "no better"
+        if list(verdicts.values()).count("equal") == 1 and "undecided" not in verdicts.values():
+            verdicts = {
+                n: "best" if verdict == "equal" else verdict for n, verdict in verdicts.items()
+            }
+        return verdicts

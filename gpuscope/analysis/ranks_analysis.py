@@ -77,7 +77,7 @@ class RanksResult(Result):
     @property
     def straggler(self) -> RankTimes:
         """The rank that the others waited for longest."""
-        return max(self.ranks, key=lambda each: each.held_up_ns)
+        return max(self.ranks, key=lambda rank: rank.held_up_ns)
 
 
 @door(trace=Trace)
@@ -104,13 +104,13 @@ def ranks(trace: Trace) -> RanksResult:
     """
     matched = collectives(trace)
     process_of = {facts.rank: facts.process for facts in trace.metadata.ranks}
-    known = steps(trace)
-    low, high = known.steady_ns
+    all_steps = steps(trace)
+    low, high = all_steps.steady_ns
     steps_of = {
-        rank: [step for step in known.steady if step.process == process]
+        rank: [step for step in all_steps.steady if step.process == process]
         for rank, process in sorted(process_of.items())
     }
-    counted = [each for each in matched.each if low <= each.last_ns < high]
+    counted = [collective for collective in matched.each if low <= collective.last_ns < high]
     waited, held_up, last = _waits(counted)
     exposed = _exposed_ns(trace, process_of, low, high)
     slower = _slower(trace, process_of, low, high)
@@ -127,10 +127,10 @@ def ranks(trace: Trace) -> RanksResult:
 def _waits(every: list[Collective]) -> tuple[Counter[int], Counter[int], Counter[int]]:
     """Return rank → how long it waited, how long others waited for it, how often it was last."""
     waited, held_up, last = Counter[int](), Counter[int](), Counter[int]()
-    for each in every:
-        waited.update(each.waits_ns)
-        latest = min(each.waits_ns, key=each.waits_ns.__getitem__)
-        held_up[latest] += sum(each.waits_ns.values())
+    for collective in every:
+        waited.update(collective.waits_ns)
+        latest = min(collective.waits_ns, key=collective.waits_ns.__getitem__)
+        held_up[latest] += sum(collective.waits_ns.values())
         last[latest] += 1
     return waited, held_up, last
 
@@ -181,7 +181,7 @@ def _slower(
     is_next = (process[1:] == process[:-1]) & (thread[1:] == thread[:-1])
     gap_ns[1:] = np.where(is_next, np.maximum(starts[calls[1:]] - ends[calls[:-1]], 0), 0)
     site, texts = codes(trace.spans.column("site"))
-    lines = [str(known[0]) if (known := lines_of(text)) else "" for text in texts]
+    lines = [str(frames[0]) if (frames := lines_of(text)) else "" for text in texts]
     groups = Groups.of(site[calls], lines)
     sums = np.stack(
         [groups.sums(np.where(process == number, gap_ns, 0)) for number in process_of.values()]

@@ -89,7 +89,7 @@ def done_alone(traces: Sequence[Trace]) -> Done | None:
     total: Done | None = None
     for trace in traces:
         every = [*done(trace, by_workload).values()]
-        for workload in [each for each in every if each.calls] or every:
+        for workload in [work for work in every if work.calls] or every:
             total = workload if total is None else total + workload
     return total
 
@@ -104,5 +104,5 @@ def _sums(spans: Trace, groups: Groups[Label], column: str) -> dict[Label, int]:
     """Return the sums of a column, of the groups all of whose rows have a value."""
     values = spans.array(column, fill=-1)
     missing, sums = groups.sums(values < 0).tolist(), groups.sums(np.maximum(values, 0)).tolist()
-    known = zip(groups.labels, missing, sums, strict=True)
-    return {name: int(total) for name, absent, total in known if not absent}
+    by_group = zip(groups.labels, missing, sums, strict=True)
+    return {name: int(total) for name, absent, total in by_group if not absent}

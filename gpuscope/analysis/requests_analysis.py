@@ -187,8 +187,10 @@ def _served(
     met = np.array([request.met(slo) for request in every])
     last = arrival + np.array([request.tokens_ns[-1] for request in every])
     number = np.searchsorted(windows, arrival, "right")
-    rounds = [number == each for each in np.unique(number)]
-    seconds = [max(1, int(last[each].max() - arrival[each].min())) / 1e9 for each in rounds]
+    rounds = [number == round_number for round_number in np.unique(number)]
+    seconds = [
+        max(1, int(last[in_round].max() - arrival[in_round].min())) / 1e9 for in_round in rounds
+    ]
     return Served(
         workload,
         len(every),
@@ -199,7 +201,8 @@ def _served(
         goodput_per_s=float(met.sum()) / sum(seconds) if slo else None,
         met=float(met.mean()) if slo else None,
         rounds=tuple(
-            float(met[each].sum()) / took for each, took in zip(rounds, seconds, strict=True)
+            float(met[in_round].sum()) / took
+            for in_round, took in zip(rounds, seconds, strict=True)
         ),
     )
 

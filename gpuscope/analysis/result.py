@@ -59,10 +59,10 @@ def row_of(item: object) -> Row:
 
 def named(items: Sequence[_Item], name: str, what: str, attribute: str = "name") -> _Item:
     """Return the item of a name; :class:`NotFound` says which there are."""
-    there = [getattr(item, attribute) for item in items]
-    if name in there:
-        return items[there.index(name)]
-    raise NotFound(f"no {what} {given(name)}; there are {there[:_NAMED]}")
+    names = [getattr(item, attribute) for item in items]
+    if name in names:
+        return items[names.index(name)]
+    raise NotFound(f"no {what} {given(name)}; there are {names[:_NAMED]}")
 
 
 def sentences(*parts: str) -> str:
@@ -90,9 +90,9 @@ def about(trace: Trace) -> About:
 def about_several(traces: Iterable[Trace]) -> About:
     """Return the same of a result that was worked out from several."""
     every = [about(trace) for trace in traces]
-    texts = [[each[name] for each in every] for name in ("incomplete", "provenance")]
+    texts = [[facts[name] for facts in every] for name in ("incomplete", "provenance")]
     incomplete, provenance = ("; ".join(dict.fromkeys(filter(None, text))) for text in texts)
-    is_simulated = any(each["is_simulated"] for each in every)
+    is_simulated = any(facts["is_simulated"] for facts in every)
     return {"incomplete": incomplete, "provenance": provenance, "is_simulated": is_simulated}
 
 
@@ -156,14 +156,14 @@ class Result:
     def _most(self, rows: list[Row], number: int = SHOWN) -> tuple[list[Row], str]:
         if len(rows) <= number:
             return rows, self._left_out
-        which, kept = "the first", list(range(number))
+        which, taken = "the first", list(range(number))
         if self.weight:
             which = f"those with most {self.weight}"
             # Nothing is less than any number.
             keys = [(row[self.weight] is not None, row[self.weight] or 0) for row in rows]
-            kept = sorted(heapq.nlargest(number, range(len(rows)), key=keys.__getitem__))
+            taken = sorted(heapq.nlargest(number, range(len(rows)), key=keys.__getitem__))
         shown_of = f"{number:,} of {len(rows):,} rows, {which}; rows() of the result has all"
-        return [rows[index] for index in kept], "; ".join(filter(None, [shown_of, self._left_out]))
+        return [rows[index] for index in taken], "; ".join(filter(None, [shown_of, self._left_out]))
 
     @property
     def _left_out(self) -> str:

@@ -59,9 +59,11 @@ def measured(trace: Trace) -> MeasuredTrace:
     rounds = windows_of(trace)
     if len(rounds) < FEWEST:
         return MeasuredTrace(whole, _parts_of(trace, whole), "part")
-    values = [values_of(each) for each in rounds]
-    known = [number for number in whole if all(number in each for each in values)]
-    return MeasuredTrace(whole, {key: [each[key] for each in values] for key in known}, "round")
+    values = [values_of(round_trace) for round_trace in rounds]
+    numbers = [number for number in whole if all(number in of_round for of_round in values)]
+    return MeasuredTrace(
+        whole, {key: [of_round[key] for of_round in values] for key in numbers}, "round"
+    )
 
 
 def values_of(trace: Trace) -> dict[Number, float]:
@@ -96,7 +98,7 @@ def windows_of(trace: Trace) -> list[Trace]:
     for number, (low, high) in enumerate(trace.metadata.windows_ns):
         part = trace.where((starts >= low) & (starts < high))
         if len(part):
-            states = [each for each in trace.metadata.gpu_states if each.round == number]
+            states = [state for state in trace.metadata.gpu_states if state.round == number]
             parts.append(part.with_metadata(windows_ns=((low, high),), gpu_states=states))
     return parts
 
@@ -196,8 +198,8 @@ def _contributions(count: int, number: _OfCalls) -> Floats:
     whole = number(places)
     if not whole > 0:
         return np.full(parts, whole)
-    others = np.array([number(places[part != each]) for each in range(parts)])
-    logarithms = np.log(np.maximum(others / whole, 0.01))
+    leave_one_out = np.array([number(places[part != omitted]) for omitted in range(parts)])
+    logarithms = np.log(np.maximum(leave_one_out / whole, 0.01))
     contributions: Floats = whole * np.exp(-(parts - 1) * logarithms)
     return contributions
 
@@ -223,7 +225,7 @@ def _of_requests(
 
 
 def _joined(gaps: Sequence[Floats], places: Ints) -> Floats:
-    return np.concatenate([gaps[place] for place in places.tolist()])
+    return np.concatenate([gaps[position] for position in places.tolist()])
 
 
 def _rates(trace: Trace, workload: str, rate: float) -> Floats:

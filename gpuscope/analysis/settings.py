@@ -154,12 +154,12 @@ def has_own_sms(trace: Trace, workload: str) -> bool:
     partition, names = codes(kernels.spans.column("partition"))
     is_own = np.zeros(len(kernels), bool)
     is_own[by_workload(kernels).of_label(workload)] = True
-    homes, others = (
+    homes, other_homes = (
         {names[code] for code in np.unique(partition[rows]).tolist()} for rows in (is_own, ~is_own)
     )
-    if not homes or None in homes | others:
+    if not homes or None in homes | other_homes:
         return False
-    return not any(_meet(trace, str(home), str(other)) for home in homes for other in others)
+    return not any(_meet(trace, str(home), str(other)) for home in homes for other in other_homes)
 
 
 def _meet(trace: Trace, one: str, other: str) -> bool:
@@ -188,11 +188,11 @@ def _energy(trace: Trace, calls: int) -> Row:
     rounds = trace.metadata.energy
     if not rounds or not calls:
         return {}
-    took_ns = [each.duration_ns for each in rounds]
+    took_ns = [energy.duration_ns for energy in rounds]
     return {
-        "joules_per_call": sum(each.joules for each in rounds) / calls,
-        "dynamic_joules_per_call": sum(each.dynamic_joules for each in rounds) / calls,
-        "idle_w": float(np.average([each.idle_w for each in rounds], weights=took_ns)),
+        "joules_per_call": sum(energy.joules for energy in rounds) / calls,
+        "dynamic_joules_per_call": sum(energy.dynamic_joules for energy in rounds) / calls,
+        "idle_w": float(np.average([energy.idle_w for energy in rounds], weights=took_ns)),
     }
 
 
@@ -358,13 +358,15 @@ class SweepResult(Result):
         NotFound
             There is no such column or parameter.
         """
-        known = self.columns
-        if unknown := [name for name in columns if name not in known]:
-            raise NotFound(f"there is no column {unknown[0]!r}; there are: {', '.join(known)}")
+        table_columns = self.columns
+        if unknown := [name for name in columns if name not in table_columns]:
+            raise NotFound(
+                f"there is no column {unknown[0]!r}; there are: {', '.join(table_columns)}"
+            )
         if unknown := [name for name in where or () if name not in self.parameters]:
             varied = ", ".join(self.parameters)
             raise NotFound(f"{unknown[0]!r} was not varied; there are: {varied}")
-        if "speed" not in known:
+        if "speed" not in table_columns:
             return self.points.select(columns, where)
         needed = dict.fromkeys([*columns, "gpu", "workload"])
         needed.pop("speed", None)

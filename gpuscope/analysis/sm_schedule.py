@@ -42,7 +42,7 @@ class SmSchedule:
     def of(cls, causes: Causes) -> SmSchedule | None:
         """Return the schedule of a trace whose kernels waited for the SMs of simulated GPUs."""
         kernels = causes.rows.having("kind", ("kernel",))
-        blocks, sms = (each[kernels] for each in causes.rows.blocks_and_sms)
+        blocks, sms = (counts[kernels] for counts in causes.rows.blocks_and_sms)
         is_modelled = bool((causes.ready.is_known[kernels] & (sms > 0)).all())
         few = blocks.sum() < _MOST_BLOCKS and len(causes.lag) < _MOST_EDGES
         is_held = causes.of("SMs held", "priority").any()

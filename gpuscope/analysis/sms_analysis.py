@@ -109,18 +109,18 @@ def idle_sms(trace: Trace) -> IdleSmsResult:
     name, names = codes(plain_names(trace.spans))
     partition, partitions = codes(trace.spans.column("partition"))
     device, devices = codes(trace.spans.column("device"))
-    known = np.unique(of_block)
-    first, group = combined(*(column[kernels[known]] for column in (name, partition, device)))
+    traced = np.unique(of_block)
+    first, group = combined(*(column[kernels[traced]] for column in (name, partition, device)))
     of_kernel = np.full(len(kernels), -1, np.int64)
-    of_kernel[known] = group
+    of_kernel[traced] = group
     of_group, sm = of_kernel[of_block], trace.array("sm", fill=-1)[blocks].astype(np.int64)
     seen = np.bincount(of_group[combined(of_group, sm)[0]], minlength=len(first))
     held_ns = _held(trace, kernels, blocks, of_block)
     in_scopes_ns = _held(trace, kernels, scopes, of_scope)
     at_once = _at_once(times, blocks, of_block, len(kernels))
     results = []
-    for number, row in enumerate(kernels[known[first]].tolist()):
-        launches = known[group == number]
+    for number, row in enumerate(kernels[traced[first]].tolist()):
+        launches = traced[group == number]
         home, lasted = partitions[partition[row]], (times[1] - times[0])[kernels[launches]]
         facts = trace.metadata.partition(home)
         granted = facts.sm_count or len(facts.sm_ids)
@@ -153,15 +153,15 @@ def _usable(trace: Trace, kind: str) -> Ints:
 
 def _held(trace: Trace, kernels: Ints, rows: Ints, of_row: Ints) -> Ints:
     """Kernel → SM time in which any of its rows was there, no longer than the kernel was."""
-    held = np.zeros(len(kernels), np.int64)
+    held_ns = np.zeros(len(kernels), np.int64)
     if not len(rows):
-        return held
+        return held_ns
     starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
     begin = np.maximum(starts[rows], starts[kernels[of_row]])
     end = np.maximum(np.minimum(ends[rows], ends[kernels[of_row]]), begin)
     first, group = combined(of_row, trace.array("sm", fill=-1)[rows].astype(np.int64))
-    np.add.at(held, of_row[first], Busy.of(Groups(group, [*range(len(first))]), begin, end).ns)
-    return held
+    np.add.at(held_ns, of_row[first], Busy.of(Groups(group, [*range(len(first))]), begin, end).ns)
+    return held_ns
 
 
 def _at_once(times: tuple[Ints, Ints], blocks: Ints, of_block: Ints, count: int) -> Bools:

@@ -95,13 +95,13 @@ class SpanRows:
 
     def having(self, name: str, values: Sequence[str | None]) -> Bools:
         """Row → whether a text column has one of these values."""
-        code, known = self.coded(name)
-        return np.array([value in values for value in known])[code]
+        code, texts = self.coded(name)
+        return np.array([value in values for value in texts])[code]
 
     def text(self, name: str, row: int) -> str | None:
         """Return a row's value in a text column."""
-        code, known = self.coded(name)
-        return known[int(code[row])]
+        code, texts = self.coded(name)
+        return texts[int(code[row])]
 
     def number(self, name: str, row: int) -> int | None:
         """Return a row's value in a column of whole numbers."""

@@ -83,7 +83,7 @@ class SplitSide:
     @property
     def ns(self) -> float:
         """The time of a unit."""
-        return sum(each.ns for each in self.sums.values()) / max(self.units, 1)
+        return sum(total.ns for total in self.sums.values()) / max(self.units, 1)
 
 
 @dataclass(frozen=True)
@@ -124,14 +124,14 @@ class SplitPart:
             return "new"
         if not self.often_after:
             return "gone"
-        each = [
+        mean_ns = [
             ns / often
             for ns, often in (
                 (self.before_ns, self.often_before),
                 (self.after_ns, self.often_after),
             )
         ]
-        by_number = (self.often_after - self.often_before) * each[0]
+        by_number = (self.often_after - self.often_before) * mean_ns[0]
         is_same_way = (by_number > 0) == (self.change_ns > 0)
         if is_same_way and abs(by_number) > abs(self.change_ns) / 2:
             return "more" if by_number > 0 else "fewer"
@@ -286,7 +286,7 @@ def joined(sides: Sequence[SplitSide]) -> SplitSide:
     """Return several runs of one side as one; their longest spans are the first run's."""
     sums: Sums = {}
     for number, side in enumerate(sides):
-        for what, each in side.sums.items():
-            spans = [(0.0, span) for span in each.spans] if not number else []
-            sums.setdefault(what, Sum()).add(each.ns, each.count, spans)
+        for what, total in side.sums.items():
+            spans = [(0.0, span) for span in total.spans] if not number else []
+            sums.setdefault(what, Sum()).add(total.ns, total.count, spans)
     return SplitSide(sums, sum(side.units for side in sides))

@@ -64,11 +64,11 @@ def of_calls(trace: Trace, ids: Ints) -> SplitSide:
     MissingEvidence
         The trace does not tell.
     """
-    known, sums = trace_parts(trace), Sums()
-    names = _Names(known, trace)
+    breakdown, sums = trace_parts(trace), Sums()
+    names = _Names(breakdown, trace)
     chosen = ids[:: -(-len(ids) // _MOST_CALLS) or 1].tolist()
     for span in chosen:
-        for part in known.parts(known.rows.position(span)):
+        for part in breakdown.parts(breakdown.rows.position(span)):
             names.add(sums, part)
     return SplitSide(sums, len(chosen))
 
@@ -84,8 +84,8 @@ def of_background(trace: Trace, workload: str) -> SplitSide:
     MissingEvidence
         The trace does not tell.
     """
-    known, sums = trace_parts(trace), Sums()
-    names, rows = _Names(known, trace), known.rows
+    breakdown, sums = trace_parts(trace), Sums()
+    names, rows = _Names(breakdown, trace), breakdown.rows
     of = rows.is_work & rows.having("category", (workload,)) & (rows.ends != OPEN)
     work = np.flatnonzero(of)
     work = work[np.argsort(rows.starts[work], kind="stable")]
@@ -97,7 +97,7 @@ def of_background(trace: Trace, workload: str) -> SplitSide:
         since = start if window != before else done
         at = since
         if start > since:
-            for part in cut(known.work.parts(row), since, start):
+            for part in cut(breakdown.work.parts(row), since, start):
                 if part.start_ns > at:
                     names.add(sums, Part("host", at, part.start_ns))
                 names.add(sums, part)
@@ -114,8 +114,8 @@ def of_background(trace: Trace, workload: str) -> SplitSide:
 class _Names:
     """What parts are called."""
 
-    def __init__(self, known: TraceParts, trace: Trace) -> None:
-        self._rows = known.rows
+    def __init__(self, breakdown: TraceParts, trace: Trace) -> None:
+        self._rows = breakdown.rows
         plans = (trace.metadata.experiment or {}).get("workloads", {})
         self._shapes = {name: shape_of(plan) for name, plan in plans.items()}
 
@@ -131,8 +131,8 @@ class _Names:
             cause: Cause = "copies" if rows.kind(at) in ("memcpy", "memset") else "kernels"
             what = What(cause, name, "; ".join(filter(None, shape)))
         else:
-            held = f" ({who})" if who and part.kind not in ("launch call", "on the way") else ""
-            what = What(_OF_PARTS.get(part.kind, "kernels"), f"{part.kind}{held}")
+            holder = f" ({who})" if who and part.kind not in ("launch call", "on the way") else ""
+            what = What(_OF_PARTS.get(part.kind, "kernels"), f"{part.kind}{holder}")
         sums.setdefault(what, Sum()).add(part.duration_ns, 1, spans)
 
 
@@ -168,7 +168,7 @@ def of_program(trace: Trace) -> SplitSide:
     MissingEvidence
         The trace holds no kernel, copy or memset.
     """
-    known = steps(trace)
+    steady = steps(trace).steady
     idle_time = idle.idle_causes(trace)
     sums: Sums = {}
     for cause in idle_time.causes:
@@ -179,7 +179,7 @@ def of_program(trace: Trace) -> SplitSide:
         sums.setdefault(what, Sum()).add(cause.idle_ns, cause.gaps, _ranked(cause.spans))
     for what, ns, count, spans in _work(trace, *idle_time.window_ns):
         sums.setdefault(what, Sum()).add(ns, count, spans)
-    return SplitSide(sums, len(known.steady) or 1)
+    return SplitSide(sums, len(steady) or 1)
 
 
 def _ranked(spans: Sequence[int]) -> list[tuple[float, int]]:
@@ -225,7 +225,7 @@ def _work(
             labels[range_code[row]] or "",
             str(line[0]) if line else "",
         )
-        spans = [(float(shares[each]), int(ids[rows[each]])) for each in longest.tolist()]
+        spans = [(float(shares[index]), int(ids[rows[index]])) for index in longest.tolist()]
         yield what, float(totals[at]), len(of), spans
 
 
@@ -255,8 +255,8 @@ def _dims(payload: str | None) -> str:
         dims = msgspec.json.decode(payload or "{}", type=_Operator).dims
     except (msgspec.MsgspecError, RecursionError):  # a range's payload may be anything
         return ""
-    sides = [each for each in dims if isinstance(each, list) and each]
-    return ", ".join("×".join(map(str, each)) for each in sides[:_INPUTS])
+    sides = [shape for shape in dims if isinstance(shape, list) and shape]
+    return ", ".join("×".join(map(str, shape)) for shape in sides[:_INPUTS])
 
 
 def _shares(device: Ints, starts: Ints, ends: Ints) -> Floats:
@@ -270,6 +270,6 @@ def _shares(device: Ints, starts: Ints, ends: Ints) -> Floats:
         edges, running = times[order], np.cumsum(steps_of[order])
         pace = np.divide(1.0, running, where=running > 0, out=np.zeros(len(running)))
         since = np.r_[0.0, np.cumsum(np.diff(edges) * pace[:-1])]
-        low, high = (np.searchsorted(edges, each[of]) for each in (starts, ends))
+        low, high = (np.searchsorted(edges, moments[of]) for moments in (starts, ends))
         shares[of] = since[high] - since[low]
     return shares

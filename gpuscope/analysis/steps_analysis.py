@@ -163,8 +163,8 @@ def _steps(trace: Trace) -> StepsResult:
             trace, calls[chosen], launched[chosen], works[chosen]
         )
         if len(bounds):
-            own = chosen & (trace.array("thread", fill=-1)[calls] == thread)
-            on_gpu = _on_gpu(starts[calls[own]], starts[launched[own]], bounds)
+            on_thread = chosen & (trace.array("thread", fill=-1)[calls] == thread)
+            on_gpu = _on_gpu(starts[calls[on_thread]], starts[launched[on_thread]], bounds)
             if on_gpu is not None:
                 bounds, basis = on_gpu, f"{basis}, as their work ran: the host runs ahead"
             bases.append(basis)
@@ -201,10 +201,10 @@ def _on_gpu(calls: Ints, works: Ints, bounds: Ints) -> Ints | None:
     order = np.argsort(calls, kind="stable")
     calls, works = calls[order], np.maximum.accumulate(works[order])
     first, after = (np.searchsorted(calls, bounds[:, at]) for at in (0, 1))
-    there = np.minimum(first, len(calls) - 1)
-    if np.median(works[there] - calls[there]) <= np.median(bounds[:, 1] - bounds[:, 0]):
+    first = np.minimum(first, len(calls) - 1)
+    if np.median(works[first] - calls[first]) <= np.median(bounds[:, 1] - bounds[:, 0]):
         return None
-    return np.stack([works[there], np.r_[works, works[-1:]][after]], axis=1)
+    return np.stack([works[first], np.r_[works, works[-1:]][after]], axis=1)
 
 
 _Found: TypeAlias = tuple[str, str, int, Ints]
@@ -229,8 +229,8 @@ def _of_process(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Foun
         if len(some) < REPEATED:
             continue
         times = times_of[number]
-        held = np.searchsorted(times, high[some]) - np.searchsorted(times, low[some])
-        if (key := (int(held.sum()), int((high[some] - low[some]).sum()))) > most:
+        launches = np.searchsorted(times, high[some]) - np.searchsorted(times, low[some])
+        if (key := (int(launches.sum()), int((high[some] - low[some]).sum()))) > most:
             bounds = np.stack([low[some], high[some]], axis=1)
             most, steps_of = key, (f"ranges {text!r}", text, number, bounds)
     return steps_of or _of_launches(trace, calls, launched, works)
@@ -268,7 +268,7 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Fou
         return "", "", number, np.zeros((0, 2), np.int64)
     least = min(period for period, _ in periods) * (1 + _TOLERANCE)
     fine = [(period, at) for period, at in periods if period <= least]
-    period, at = max(fine, key=lambda each: (len(each[1]), np.median(pause[each[1]])))
+    period, at = max(fine, key=lambda fit: (len(fit[1]), np.median(pause[fit[1]])))
     until = np.r_[at[1:], min(at[-1] + period, len(calls))]
     like = (2 * (until - at) >= period) & (until - at <= 2 * period)
     after = np.r_[starts, max(ends[-1], starts[-1])]
@@ -297,9 +297,9 @@ def _period(at: Ints, kind: Ints) -> int:
     inside = kind[at[0] : at[-1]]
     segment = np.repeat(np.arange(len(gaps)), gaps)
     total = np.bincount(inside)
-    held = np.bincount(inside[combined(segment, inside)[0]], minlength=len(total))
+    gaps_with = np.bincount(inside[combined(segment, inside)[0]], minlength=len(total))
     often = total >= REPEATED
-    is_whole = (held >= len(gaps) / 2)[often].sum() >= _WHOLE * often.sum()
+    is_whole = (gaps_with >= len(gaps) / 2)[often].sum() >= _WHOLE * often.sum()
     return period if is_whole and regular + period >= _REGULAR * len(kind) else 0
 
 

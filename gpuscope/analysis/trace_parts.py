@@ -69,10 +69,10 @@ def trace_parts(trace: Trace) -> TraceParts:
 
 def parts_by_cause(trace: Trace, span: int) -> Iterator[tuple[Part, str]]:
     """Yield the parts of a span's time, each with the workload of what caused it, or nothing."""
-    known = trace_parts(trace)
-    for part in known.parts(known.rows.position(span)):
-        cause = None if part.span is None else known.rows.position(part.span)
-        yield part, "" if cause is None else known.rows.text("category", cause) or ""
+    breakdown = trace_parts(trace)
+    for part in breakdown.parts(breakdown.rows.position(span)):
+        cause = None if part.span is None else breakdown.rows.position(part.span)
+        yield part, "" if cause is None else breakdown.rows.text("category", cause) or ""
 
 
 @door(trace=Trace, span=int)
@@ -119,5 +119,5 @@ def parts(trace: Trace, span: int) -> tuple[Part, ...]:
     >>> sum(part.duration_ns for part in found) == found[-1].end_ns - found[0].start_ns
     True
     """
-    known = trace_parts(trace)
-    return known.parts(known.explained(span))
+    breakdown = trace_parts(trace)
+    return breakdown.parts(breakdown.explained(span))

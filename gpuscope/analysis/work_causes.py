@@ -48,7 +48,7 @@ class Edges:
     def add(self, kind: str, source: Ints, target: Ints, lag: Ints | int, key: Ints | int) -> None:
         """Add edges of a kind."""
         shape = source.shape
-        lags, keys = (np.broadcast_to(np.asarray(each, np.int64), shape) for each in (lag, key))
+        lags, keys = (np.broadcast_to(np.asarray(values, np.int64), shape) for values in (lag, key))
         self.columns.append((np.full(shape, NUMBER[kind]), source, target, lags, keys))
 
 
@@ -125,21 +125,21 @@ def _add_rivals(work: WorkParts, late: Ints, ends: Ints, edges: Edges) -> None:
         first = ends[rivals].searchsorted(rows.starts[after])
         at = first.copy()
         for _ in range(_STEPS):
-            there = np.flatnonzero(at < len(rivals))
-            before, since = rivals[at[there]], rows.starts[after[there]]
-            good = (rows.starts[before] < since) & rows.may_fill(before, after[there])
+            pending = np.flatnonzero(at < len(rivals))
+            before, since = rivals[at[pending]], rows.starts[after[pending]]
+            good = (rows.starts[before] < since) & rows.may_fill(before, after[pending])
             if is_copy:
                 good &= ends[before] == since
             if good.all():
                 break
-            at[there[~good]] += 1
+            at[pending[~good]] += 1
         else:
-            at[there[~good]] = len(rivals)
+            at[pending[~good]] = len(rivals)
         at = np.where(at < len(rivals), at, first - 1)  # nobody then: who had it last
         before = rivals[at]
-        held = (at >= 0) & (ends[before] > work.times.ready_ns[after]) & (before != after)
-        held &= (rows.starts[before] < rows.starts[after]) & rows.may_fill(before, after)
+        is_held = (at >= 0) & (ends[before] > work.times.ready_ns[after]) & (before != after)
+        is_held &= (rows.starts[before] < rows.starts[after]) & rows.may_fill(before, after)
         kind = "copy engine" if is_copy else "SMs held"
-        _add_held(rows, kind, (before[held], after[held]), ends, edges, ALWAYS)
-        if not rows.is_simulated and held.any():
+        _add_held(rows, kind, (before[is_held], after[is_held]), ends, edges, ALWAYS)
+        if not rows.is_simulated and is_held.any():
             edges.inferred.add(kind)

@@ -55,8 +55,8 @@ class WorkOrders:
             spread = np.repeat(self.last[before[~inside]], count)
             self.pairs[kind] = np.r_[before[inside], spread], np.r_[after[inside], works[at]]
         self.pairs["stream order"] = self._in_order(launch, nodes)
-        known, more = self.pairs["legacy default stream"], self._behind_legacy()
-        self.pairs["legacy default stream"] = np.r_[known[0], more[0]], np.r_[known[1], more[1]]
+        linked, more = self.pairs["legacy default stream"], self._behind_legacy()
+        self.pairs["legacy default stream"] = np.r_[linked[0], more[0]], np.r_[linked[1], more[1]]
 
     @cached_property
     def _by_row(self) -> tuple[Ints, Ints, Ints]:
@@ -110,10 +110,10 @@ class WorkOrders:
             rows.is_work & np.isin(rows.streams, streams)
             for streams in (rows.legacy_streams, rows.blocking_streams)
         )
-        for others, followers in ((blocking, legacy), (legacy, blocking)):
+        for leaders, followers in ((blocking, legacy), (legacy, blocking)):
             for device in np.unique(rows.devices[followers]).tolist():
                 after = np.flatnonzero(followers & (rows.devices == device))
-                before = np.flatnonzero(others & (rows.devices == device) & (rows.queued >= 0))
+                before = np.flatnonzero(leaders & (rows.devices == device) & (rows.queued >= 0))
                 before = before[np.lexsort((-before, rows.ends[before]))]
                 at = rows.ends[before].searchsorted(rows.starts[after], "right") - 1
                 queued = np.r_[rows.queued[before], -1]  # the last is of those that follow none

@@ -92,13 +92,13 @@ class WorkParts:
         """Say who released the SMs that a kernel got at its start, as edges tell."""
         if since >= start:
             return []
-        held, ahead = self.rows.linked(row, "SMs"), self.rows.linked(row, "priority")
-        if not held and not ahead:
+        holders, ahead = self.rows.linked(row, "SMs"), self.rows.linked(row, "priority")
+        if not holders and not ahead:
             return [Part("unexplained", since, start)]
-        holder = min([*held, *ahead], key=lambda holder: int(self.rows.starts[holder]))
-        kind: PartKind = "SMs held" if holder in held else "priority"
-        others = len(held) + len(ahead) - 1
-        return [Part(kind, since, start, int(self.rows.ids[holder]), others)]
+        holder = min([*holders, *ahead], key=lambda holder: int(self.rows.starts[holder]))
+        kind: PartKind = "SMs held" if holder in holders else "priority"
+        other_count = len(holders) + len(ahead) - 1
+        return [Part(kind, since, start, int(self.rows.ids[holder]), other_count)]
 
     def _held(self, row: int, since: int, start: int) -> list[Part]:
         """Cover [since, start) with others that had what this needs, from its end backwards."""
@@ -111,19 +111,19 @@ class WorkParts:
         parts: list[Part] = []
         at = start
         while at > since:
-            there = (starts < at) & (ends >= at)
-            if not there.any():
+            is_holding = (starts < at) & (ends >= at)
+            if not is_holding.any():
                 before = max(int(ends[ends < at].max(initial=since)), since)
                 parts.append(Part("unexplained", before, at))
                 at = before
                 continue
-            released = there & (ends == at) & (rows.ends[holders] == at)
-            best = np.flatnonzero(released if released.any() else there)
+            released = is_holding & (ends == at) & (rows.ends[holders] == at)
+            best = np.flatnonzero(released if released.any() else is_holding)
             # Else one of those whose blocks were ending: rather who was nearer its end.
             holder = int(best[np.lexsort((starts[best], rows.ends[holders[best]]))[0]])
             begin = max(int(starts[holder]), since)
-            others = int(np.count_nonzero((starts < at) & (ends > begin))) - 1
-            parts.append(Part(kind, begin, at, int(rows.ids[holders[holder]]), others))
+            other_count = int(np.count_nonzero((starts < at) & (ends > begin))) - 1
+            parts.append(Part(kind, begin, at, int(rows.ids[holders[holder]]), other_count))
             at = begin
         return parts[::-1]
 
@@ -143,8 +143,8 @@ class WorkParts:
         begun = places[latest_end.searchsorted(since) : starts.searchsorted(start)]
         if needed[0] == "memcpy":
             begun = begun[rows.ends[begun] <= start]
-        others: Ints = begun[begun != row]
-        return others[rows.may_fill(others, np.array([row]))]
+        rivals: Ints = begun[begun != row]
+        return rivals[rows.may_fill(rivals, np.array([row]))]
 
     def may_rival(self, row: int) -> Bools:
         """Row → whether it needs a copy engine, or SMs, that a row needs too."""

@@ -221,7 +221,7 @@ def interference(result: InterferenceResult) -> go.Figure:
         numbers = (cell.value, cell.low, cell.high)
         if cell.forecast is not None:
             numbers = (cell.forecast, cell.forecast_low, cell.forecast_high)
-        value, low, high = (math.nan if each is None else 100 * each for each in numbers)
+        value, low, high = (math.nan if share is None else 100 * share for share in numbers)
         alone = "not measured" if cell.alone_ns is None else duration(cell.alone_ns)
         more = f"n = {cell.n:,}; alone {alone}, n = {cell.alone_n:,}"
         pair = f"{cell.of} beside {cell.given}"
@@ -266,7 +266,7 @@ def _drawn(
         if (of := [mark for mark in marks if (mark.panel, mark.look) == (panel, look)])
     ]
     for number, series in enumerate(data):
-        series["showlegend"] = series["name"] not in {each["name"] for each in data[:number]}
+        series["showlegend"] = series["name"] not in {earlier["name"] for earlier in data[:number]}
     layout = style.base_layout(
         "<br>".join(notes_of(title)) + origin[0],
         [*notes_of(*notes), *origin[1]],
@@ -304,12 +304,12 @@ def _drawn(
 def _series(marks: Sequence[_Mark], axis: str, settings: Sequence[str]) -> Properties:
     symbol, colour, size = _LOOKS[marks[0].look]
     ordered = sorted(marks, key=lambda mark: settings.index(mark.x))
-    known = [mark if math.isfinite(mark.high - mark.low) else None for mark in ordered]
+    with_interval = [mark if math.isfinite(mark.high - mark.low) else None for mark in ordered]
     hovers = [
         f"<b>{escape(mark.x, 60)}</b>, {mark.look}<br>{mark.y:,.4g}"
         + (f" ({mark.low:,.4g} to {mark.high:,.4g})" if interval else "")
         + (f"<br>{escape(mark.more, 60)}" if mark.more else "")
-        for mark, interval in zip(ordered, known, strict=True)
+        for mark, interval in zip(ordered, with_interval, strict=True)
     ]
     return {
         "type": "scatter",
@@ -321,8 +321,8 @@ def _series(marks: Sequence[_Mark], axis: str, settings: Sequence[str]) -> Prope
         "error_y": {
             "type": "data",
             "symmetric": False,
-            "array": [mark.high - mark.y if mark else None for mark in known],
-            "arrayminus": [mark.y - mark.low if mark else None for mark in known],
+            "array": [mark.high - mark.y if mark else None for mark in with_interval],
+            "arrayminus": [mark.y - mark.low if mark else None for mark in with_interval],
             "color": colour,
             "thickness": 1.5,
             "width": 4,

@@ -70,7 +70,7 @@ def compared(
     """
     findings = findings or of_pair(result)
     workload = str(findings[0].subject["workload"])
-    colours = style.colours_of(each.workload for each in result.differences)
+    colours = style.colours_of(effect.workload for effect in result.differences)
     data = [*_differences(result.differences)]
     calls: Lanes | None = step_lanes(result)
     if calls is not None:
@@ -123,7 +123,7 @@ def _curves(result: Comparison, workload: str, pairs: Pairs) -> Iterator[Propert
     Dashed is the first, but the forecast beside a recording.
     """
     sides: list[Array] = [pairs.first_ns, pairs.second_ns]
-    counted = [1e3 * each for each in times_us(result.forecasts, workload)]
+    counted = [1e3 * took_us for took_us in times_us(result.forecasts, workload)]
     at = int(bool(result.traces[1].metadata.forecast))
     axes = {"xaxis": "x3", "yaxis": "y3"}
     if counted:
@@ -175,29 +175,29 @@ def difference_look(each: Effect) -> tuple[str, str]:
 
 def _differences(differences: Sequence[Effect]) -> Iterator[Properties]:
     """Yield a dot and an interval for each number; those that differ have a colour and a shape."""
-    for each in reversed(differences):
-        if not np.isfinite(each.change):
+    for effect in reversed(differences):
+        if not np.isfinite(effect.change):
             continue
-        is_known = np.isfinite(each.high - each.low)
-        low, high = (each.low, each.high) if is_known else (each.change, each.change)
-        colour, symbol = difference_look(each)
-        texts = [each.about.text(number) for number in (each.before, each.after)]
-        unit = f" {each.about.title}" if each.about.is_rate else ""
+        is_known = np.isfinite(effect.high - effect.low)
+        low, high = (effect.low, effect.high) if is_known else (effect.change, effect.change)
+        colour, symbol = difference_look(effect)
+        texts = [effect.about.text(number) for number in (effect.before, effect.after)]
+        unit = f" {effect.about.title}" if effect.about.is_rate else ""
         values = " → ".join([texts[0].removesuffix(unit), texts[1]])
-        name = each.about.title if each.about.is_rate else each.about.quantity
-        title = escape(f"{each.workload} {name}", 40)
+        name = effect.about.title if effect.about.is_rate else effect.about.quantity
+        title = escape(f"{effect.workload} {name}", 40)
         yield {
             "type": "scatter",
             "mode": "markers",
-            "x": [100 * each.change],
+            "x": [100 * effect.change],
             "y": [f"{title}<br>{escape(values)}"],
             "xaxis": "x4",
             "yaxis": "y4",
             "error_x": {
                 "type": "data",
                 "symmetric": False,
-                "array": [100 * (high - each.change)],
-                "arrayminus": [100 * (each.change - low)],
+                "array": [100 * (high - effect.change)],
+                "arrayminus": [100 * (effect.change - low)],
                 "color": colour,
                 "thickness": 1.5,
                 "width": 4,

@@ -120,20 +120,20 @@ class CallLanes(Lanes):
         )
         for name, trace, ids, took_ns, at in sides:
             self._y += _GAP
-            known = trace_parts(trace)
-            zero_ns = int(known.rows.starts[known.rows.position(int(ids[at]))])
+            rows = trace_parts(trace).rows
+            zero_ns = int(rows.starts[rows.position(int(ids[at]))])
             self._calls(name, trace, ids, zero_ns, int(ids[at]))
             self._heading(name, int(took_ns[at]))
             self._kernels(name, trace, zero_ns)
 
     def _calls(self, name: str, trace: Trace, ids: Array, zero_ns: int, chosen: int) -> None:
         """Draw a lane of the parts of the calls in view; the chosen one has an outline."""
-        known = trace_parts(trace)
+        rows = trace_parts(trace).rows
         centre = self._y + _LANE / 2
         self.labels[centre] = f"{escape(name, 20)}: calls of {escape(self._workload, 20)}"
         for span in ids.tolist():
-            row = known.rows.position(span)
-            low, high = (int(ns) - zero_ns for ns in (known.rows.starts[row], known.rows.ends[row]))
+            row = rows.position(span)
+            low, high = (int(ns) - zero_ns for ns in (rows.starts[row], rows.ends[row]))
             if high <= self._around_ns[0] or low >= self._around_ns[1]:
                 continue
             edge = 1.6 if span == chosen else 0.5
@@ -208,11 +208,11 @@ def step_lanes(result: Comparison) -> StepLanes | None:
     if any(trace.metadata.experiment for trace in result.traces):
         return None
     typical = [steps(trace).typical for trace in result.traces]
-    known = [step for step in typical if step is not None]
-    if len(known) < len(typical):
+    typical_steps = [step for step in typical if step is not None]
+    if len(typical_steps) < len(typical):
         return None
     with contextlib.suppress(MissingEvidence):
-        return StepLanes(result, known)
+        return StepLanes(result, typical_steps)
     return None
 
 

@@ -125,6 +125,6 @@ def _told(setting: str, durations: Array) -> str:
     calls = Groups.of(np.zeros(len(durations), np.int64), [setting])
     ((_, _, p50, p90, p99, _),) = quantiles_by_group(calls, durations)
     marks = {"p50": p50, "p90": p90, "p99": p99}
-    known = (f"{mark} {duration(value)}" for mark, value in marks.items() if value is not None)
+    quantiles = (f"{mark} {duration(value)}" for mark, value in marks.items() if value is not None)
     few = "" if p99 is not None else f"; no p99 below {P99_NEEDS:,} calls"
-    return f"{escape(setting, 40)}: {', '.join(known)} (n = {len(durations):,}{few})"
+    return f"{escape(setting, 40)}: {', '.join(quantiles)} (n = {len(durations):,}{few})"

@@ -68,13 +68,13 @@ def compared(run: Run) -> tuple[Finding, ...]:
     >>> first.rule, first.subject["base"], first.subject["setting"]
     ('change.open', 'first', 'second')
     """
-    if text := next(filter(None, (each.metadata.forecast for each in run.values())), ""):
+    if text := next(filter(None, (trace.metadata.forecast for trace in run.values())), ""):
         return (Finding("forecast", "note", {"forecast": text}), *_of_forecast(run))
     lacking = missing(run.traces)
     incomplete = [Finding("incomplete", "warning", {"missing": lacking})] if lacking else []
     plain = (name for name, trace in run.items() if not trace.metadata.partitions)
     base = next(plain, next(iter(run), ""))
-    results = [each for name in run if name != base for each in _pair(run, base, name)]
+    results = [result for name in run if name != base for result in _pair(run, base, name)]
     if not results:
         rows = of_slowest_rank(run.comparison.to_pylist())
         return (*_of_setting(run, rows), *incomplete)
@@ -110,8 +110,8 @@ def _told_most(results: Sequence[Comparison]) -> Iterator[Finding]:
     Of several that are better, and among themselves alike, the one in which others lose least.
     Where it is worse, the best one follows.
     """
-    seen = [(result, each) for result in results for each in result.seen]
-    timed = [(result, each) for result, each in seen if each.workload in result.pairs] or seen
+    seen = [(result, effect) for result in results for effect in result.seen]
+    timed = [(result, effect) for result, effect in seen if effect.workload in result.pairs] or seen
     if not timed:
         largest = max(results, key=lambda result: max(abs(d.change) for d in result.differences))
         yield from _named(of_pair(largest), results)
@@ -119,13 +119,15 @@ def _told_most(results: Sequence[Comparison]) -> Iterator[Finding]:
     chosen, first = _leading(timed)
     number = first.workload, first.column
     better = [
-        (result, each)
-        for result, each in timed
-        if each.is_better and (each.workload, each.column) == number
+        (result, effect)
+        for result, effect in timed
+        if effect.is_better and (effect.workload, effect.column) == number
     ]
     if first.is_better:
         alike = [
-            result for result, each in better if each.low <= first.high and first.low <= each.high
+            result
+            for result, effect in better
+            if effect.low <= first.high and first.low <= effect.high
         ]
         chosen = max(alike, key=_least_kept)
     yield from _named(of_pair(chosen), results)
@@ -135,7 +137,7 @@ def _told_most(results: Sequence[Comparison]) -> Iterator[Finding]:
 
 def _leading(seen: Sequence[tuple[Comparison, Effect]]) -> tuple[Comparison, Effect]:
     """Return which difference a headline is about, with its comparison."""
-    first = leading([each for _, each in seen])
+    first = leading([effect for _, effect in seen])
     return next(pair for pair in seen if pair[1] is first)
 
 
@@ -151,8 +153,8 @@ def _named(findings: Iterable[Finding], results: Sequence[Comparison]) -> Iterat
 
 def _least_kept(result: Comparison) -> float:
     """Return the least factor by which a rate differs."""
-    rates = [each for each in result.differences if each.column in RATES and each.before]
-    return min((each.after / each.before for each in rates), default=1.0)
+    rates = [effect for effect in result.differences if effect.column in RATES and effect.before]
+    return min((effect.after / effect.before for effect in rates), default=1.0)
 
 
 def _where(run: Run, row: Row) -> str:
@@ -201,9 +203,9 @@ def variants(run: Run) -> Iterator[Finding]:
             continue
         for result in _pair(run, base, setting):
             of = [
-                each
-                for each in result.differences
-                if (each.column in RATES) == (rule != "priority")
+                effect
+                for effect in result.differences
+                if (effect.column in RATES) == (rule != "priority")
             ]
             if of:
                 finding = of_pair(replace(result, differences=tuple(of)))[0]
@@ -253,9 +255,11 @@ def _of_setting(run: Run, rows: list[Row]) -> Iterator[Finding]:
     mark = "p99" if row["latency_p99_us"] is not None else "p50"
     subject = {"workload": row["workload"], "quantity": mark, "where": _where(run, row)}
     yield Finding("latency", "note", subject, quantities(row, latency=f"latency_{mark}_us"))
-    kept = [row for row in rows if row["workload"] in background and row[RATES[0]] is not None]
-    for row in kept:
+    background_rows = [
+        row for row in rows if row["workload"] in background and row[RATES[0]] is not None
+    ]
+    for row in background_rows:
         subject = {"workload": row["workload"]}
         yield Finding("load.share", "note", subject, quantities(row, share=RATES[0]))
-    if any(round(100 * row[RATES[0]]) > 100 for row in kept):
+    if any(round(100 * row[RATES[0]]) > 100 for row in background_rows):
         yield Finding("above-alone", "note")

@@ -151,12 +151,13 @@ def describe_settings(run: Run) -> dict[str, str]:
     places: dict[str, str] = {}
     for setting, trace in run.traces.items():
         facts = described.get(setting) or {}
-        homes, others = _placed(run.experiment, facts, trace), _otherwise(run.experiment, facts)
-        same = next((name for name, known in places.items() if known == homes), None)
-        if same is not None and others:
-            words_of[setting] = f"as “{same}”, but {'; '.join(others)}"
+        homes = _placed(run.experiment, facts, trace)
+        differences = _otherwise(run.experiment, facts)
+        same = next((name for name, earlier in places.items() if earlier == homes), None)
+        if same is not None and differences:
+            words_of[setting] = f"as “{same}”, but {'; '.join(differences)}"
         else:
-            words_of[setting] = "; ".join([homes, *others])
+            words_of[setting] = "; ".join([homes, *differences])
         places[setting] = homes
     return words_of
 
@@ -195,14 +196,14 @@ def _placed(experiment: Description, facts: Description, trace: Trace) -> str:
 
 def _otherwise(experiment: Description, facts: Description) -> list[str]:
     """Say what else a setting does: priorities, and the SM count that libraries are not told."""
-    others = []
+    differences = []
     for name, stream in _streams(experiment, facts).items():
         if priority := stream.get("priority"):
             rank = "before" if priority < 0 else "after"
-            others.append(
+            differences.append(
                 f"blocks on stream {name} start {rank} those of others that wait (priority "
                 f"{priority})"
             )
     if facts.get("sm_count_target") == "off":
-        others.append("cuBLAS is not told how many SMs it has, so it plans for the whole GPU")
-    return others
+        differences.append("cuBLAS is not told how many SMs it has, so it plans for the whole GPU")
+    return differences

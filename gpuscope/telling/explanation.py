@@ -172,11 +172,11 @@ def explain(trace: Trace, span: int) -> Explanation:
     >>> gs.telling.explain(trace, gs.learn.find(trace, "norm")).kind
     'kernel'
     """
-    known = trace_parts(trace)
-    rows, row = known.rows, known.explained(span)
-    parts = known.parts(row)
+    breakdown = trace_parts(trace)
+    rows, row = breakdown.rows, breakdown.explained(span)
+    parts = breakdown.parts(row)
     kind = rows.kind(row)
-    if kind == "range" and row in known.requests:
+    if kind == "range" and row in breakdown.requests:
         kind = "request"
     doubts = []
     works = [
@@ -186,7 +186,7 @@ def explain(trace: Trace, span: int) -> Explanation:
     ]
     if kind in WORK or (kind == "handle" and works):
         work = row if kind in WORK else works[-1]
-        is_timed = bool(known.work.times.is_known[work])
+        is_timed = bool(breakdown.work.times.is_known[work])
         doubts += _doubts(rows, work, parts, is_timed=is_timed)
     if kind == "sync" and not rows.linked(row, "host wait"):
         doubts.append("What it waited for is not in the trace, or was nothing.")
@@ -249,9 +249,9 @@ def _in_words(rows: SpanRows, row: int, part: Part) -> str:
         return f"{label} running"
     if part.kind == "host":
         return f"in the host's program, after {label} returned"
-    others = f" and {part.others} more" if part.others else ""
+    more = f" and {part.others} more" if part.others else ""
     names = {"label": label, "stream": stream_label(rows.place(cause)), "place": rows.place(cause)}
-    names |= {"others": others, "rank": _rank(rows, cause)}
+    names |= {"others": more, "rank": _rank(rows, cause)}
     return fill(_IN_WORDS[part.kind], names)
 
 

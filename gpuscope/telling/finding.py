@@ -154,8 +154,8 @@ class Finding:
         for quantity in self.values:
             if quantity.name == name:
                 return quantity
-        there = ", ".join(quantity.name for quantity in self.values)
-        raise NotFound(f"{self.rule} has no value {name!r}; there are: {there}")
+        names = ", ".join(quantity.name for quantity in self.values)
+        raise NotFound(f"{self.rule} has no value {name!r}; there are: {names}")
 
     @property
     def family(self) -> str:

@@ -63,7 +63,7 @@ def to_html(findings: Sequence[Finding | tuple[str, Finding]]) -> str:
 def rich(finding: Finding) -> str:
     """Return a finding's sentence for HTML in a notebook, its quantities bold."""
     names = {role: shown(name, _LONGEST) for role, name in finding.names.items()}
-    names |= {each.name: f"<b>{shown(each)}</b>" for each in finding.values}
+    names |= {quantity.name: f"<b>{shown(quantity)}</b>" for quantity in finding.values}
     rule = RULES.get(finding.rule)
     return f"{fill(shown(rule.text), names)}." if rule else shown(finding.text, _LONGEST)
 

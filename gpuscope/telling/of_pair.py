@@ -31,26 +31,27 @@ def of_pair(result: Comparison) -> tuple[Finding, ...]:
     if result.bands is not None:
         return (*_of_forecast(result, result.bands),)
     if not result.seen:
-        typical = [each for each in result.timed if not each.is_tail]
+        typical = [effect for effect in result.timed if not effect.is_tail]
         largest = max(typical or result.timed or result.differences, key=_least_told)
         return (_unchanged(result, largest), *_calls(result, largest))
     clearest = leading(result.seen)
-    costs = [cost for each in result.differences for cost in _cost(result, each, clearest)]
+    costs = [cost for effect in result.differences for cost in _cost(result, effect, clearest)]
     return (headline(result, clearest), *costs, *_calls(result, clearest))
 
 
-def _least_told(each: Effect) -> float:
+def _least_told(effect: Effect) -> float:
     """Return by what the one of differences that are not seen is chosen that tells least."""
-    if each.pairs >= FEWEST:
-        return each.reach
-    return abs(each.change)
+    if effect.pairs >= FEWEST:
+        return effect.reach
+    return abs(effect.change)
 
 
 def headline_and_rest(findings: Sequence[Finding]) -> tuple[str, list[str]]:
     """Return the headline with what others pay in words, and then the other sentences."""
-    first, *others = findings
-    costs = [each.text for each in others if each.rule in COSTS]
-    return " ".join([first.text, *costs]), [e.text for e in others if e.text not in costs]
+    first, *rest = findings
+    costs = [finding.text for finding in rest if finding.rule in COSTS]
+    sentences = [finding.text for finding in rest if finding.text not in costs]
+    return " ".join([first.text, *costs]), sentences
 
 
 def headline(result: Comparison, about: Effect) -> Finding:
@@ -90,7 +91,7 @@ def _of_forecast(
     is_check = not result.traces[1].metadata.forecast
     for about in sorted(
         result.differences,
-        key=lambda each: (is_check and each.column != "latency_p99_us", -each.clarity),
+        key=lambda effect: (is_check and effect.column != "latency_p99_us", -effect.clarity),
     ):
         unit, band = unit_of(about.about), bands.get((about.workload, about.column))
         numbers = (about.before, about.after) if is_check else (about.after, about.before)
@@ -127,7 +128,7 @@ def _cause(
     ``calls`` is the number of pairs, of which the parts may be of some.
     """
     way = 1 if about.about.better * about.change < 0 else -1  # times grow where it is worse
-    part = max(parts, key=lambda each: way * (each.second_ns - each.first_ns))
+    part = max(parts, key=lambda part: way * (part.second_ns - part.first_ns))
     grown_ns = (part.second_ns - part.first_ns) / part.calls
     if way * grown_ns <= 0:
         return "", ()
@@ -182,8 +183,8 @@ def _cost(result: Comparison, about: Effect, told: Effect) -> Iterator[Finding]:
             yield Finding(rule, "note", subject, (cost, change_of(about)))
         elif told.is_better and about.change < 0 and about.verdict != "equal":
             ends = change_of(about)
-            known = (end for end in (ends.low, ends.high) if end is not None)
-            span = " to ".join(str(Quantity("", end, "±%")) for end in known)
+            bounds = (end for end in (ends.low, ends.high) if end is not None)
+            span = " to ".join(str(Quantity("", end, "±%")) for end in bounds)
             between = {"between": span} if span else {}
             yield Finding("change.may-pay", "note", subject | between, (cost, ends))
     elif about.is_seen and told.is_better and not about.is_better:

@@ -46,8 +46,8 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         idle = idle_causes(trace)
     except MissingEvidence:
         return
-    known = steps(trace)
-    span_ns = max(known.steady_ns[1] - known.steady_ns[0], 1)
+    begin_ns, end_ns = steps(trace).steady_ns
+    span_ns = max(end_ns - begin_ns, 1)
     compiled_ns, names_the_cause = compile_pauses_ns(trace), False
     if compiled_ns >= max(1, WORTH * span_ns):
         values = Quantity("compiled", compiled_ns, "ns"), Quantity("time", span_ns, "ns")
@@ -67,9 +67,9 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     if changes and changes[0].gain_ns >= WORTH * span_ns:
         yield _of_change(changes[0], span_ns)
     most_ns: dict[str, int] = {}
-    for each in changes:
-        most_ns[each.change] = max(each.gain_ns, most_ns.get(each.change, 0))
-    names = [change for change, gain_ns in most_ns.items() if gain_ns < WORTH * span_ns]
+    for change in changes:
+        most_ns[change.change] = max(change.gain_ns, most_ns.get(change.change, 0))
+    names = [name for name, gain_ns in most_ns.items() if gain_ns < WORTH * span_ns]
     if names and not names_the_cause:
         names = names[:_NOT_WORTH_IT]
         yield Finding("program.no-help", "note", {"changes": names})

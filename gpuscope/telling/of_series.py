@@ -77,9 +77,11 @@ def _costs(choice: PointChoice, taken: Option) -> Iterator[str]:
     """Yield what a point costs others, and what is worse there than at the reference."""
     for name, share in choice.kept(taken).items():
         yield f"{name} keeps {Quantity('kept', share, '%')} of its rate alone"
-    for each in choice.lost(taken):
-        was, now = (Quantity("", end, unit_of(each.about)) for end in (each.before, each.after))
-        yield f"worse: {each.workload}'s {each.about.quantity} is {now} instead of {was}"
+    for effect in choice.lost(taken):
+        was, now = (
+            Quantity("", end, unit_of(effect.about)) for end in (effect.before, effect.after)
+        )
+        yield f"worse: {effect.workload}'s {effect.about.quantity} is {now} instead of {was}"
 
 
 def _against_reference(
@@ -121,7 +123,7 @@ def _ends(every: Sequence[PointChoice]) -> Iterator[Finding]:
     ]
     if len(by_value) < 2:
         return
-    by_value.sort(key=lambda each: -column.better * each[0])
+    by_value.sort(key=lambda pair: -column.better * pair[0])
     subject = {"workload": first.workload, "quantity": column.quantity}
     subject |= {"best": by_value[0][1].label, "worst": by_value[-1][1].label}
     names = zip(("good", "bad"), (by_value[0], by_value[-1]), strict=True)
@@ -147,18 +149,18 @@ def interfered(result: InterferenceResult) -> Finding:
     >>> interfered(result).rule
     'interferes'
     """
-    known = {cell: cell.value for cell in result.cells if cell.value is not None}
+    measured = {cell: cell.value for cell in result.cells if cell.value is not None}
     forecast = {cell: cell.forecast for cell in result.cells if cell.forecast is not None}
     values = counts(
-        told=len(known),
-        untold=len(result.cells) - len(known) - len(forecast),
+        told=len(measured),
+        untold=len(result.cells) - len(measured) - len(forecast),
         forecast=len(forecast),
     )
     subject, longer = {}, []
-    if known:
-        most = max(known, key=known.__getitem__)
+    if measured:
+        most = max(measured, key=measured.__getitem__)
         subject = {"workload": most.of, "given": most.given}
-        longer.append(Quantity("longer", known[most], "%", most.low, most.high))
+        longer.append(Quantity("longer", measured[most], "%", most.low, most.high))
     if forecast:
         likely = max(forecast, key=forecast.__getitem__)
         subject |= {"other": likely.of, "beside": likely.given}
@@ -166,5 +168,7 @@ def interfered(result: InterferenceResult) -> Finding:
         longer.append(Quantity("likely", forecast[likely], "%", *ends))
     if not longer:
         return Finding("interferes.unknown", "warning", {}, values)
-    rule = "interferes" if known else "interferes.forecast"
-    return Finding(rule, "note", subject, (*longer, *(each for each in values if each.value)))
+    rule = "interferes" if measured else "interferes.forecast"
+    return Finding(
+        rule, "note", subject, (*longer, *(quantity for quantity in values if quantity.value))
+    )

@@ -57,17 +57,17 @@ def together(rows: Iterable[Row], *, is_carved: bool) -> Finding:
         Whether there were partitions: else they may still win latency.
     """
     several = list(rows)
-    known = [row for row in several if row["gain"] is not None]
-    overlaps = [row for row in known or several if row["overlap"] is not None]
+    with_gain = [row for row in several if row["gain"] is not None]
+    overlaps = [row for row in with_gain or several if row["overlap"] is not None]
     if not overlaps:
         return Finding("together.alone", "note")
-    best = max(overlaps, key=lambda row: row["gain" if known else "overlap"])
+    best = max(overlaps, key=lambda row: row["gain" if with_gain else "overlap"])
     values = [Quantity("overlap", best["overlap"], low=best["overlap_tight"])]
-    if not known:
+    if not with_gain:
         return Finding("together.unknown", "note", {}, tuple(values))
     values.append(Quantity("gain", best["gain"]))
     rule = "won" if best["gain"] >= WON else "lost" if is_carved else "latency"
-    is_one = len({row["setting"] for row in known}) == 1
+    is_one = len({row["setting"] for row in with_gain}) == 1
     subject = {"setting": "" if is_one else best["setting"]}
     return Finding(f"together.{rule}", "note", subject, tuple(values))
 
@@ -81,7 +81,7 @@ def of_partition(part: PartitionConfinement, missing: str) -> Finding:
     if part.fraction is None:
         return Finding("unused", "note", subject)
     subject["evidence"] = [
-        f"{each.kind} ({each.observations:,} {each.judged_by})" for each in part.evidence
+        f"{piece.kind} ({piece.observations:,} {piece.judged_by})" for piece in part.evidence
     ]
     values = [
         Quantity("kernels", part.kernels),

@@ -14,7 +14,7 @@ _RULES = ("change.better", "change.worse", "change.captures")
 
 def with_cause(findings: Sequence[Finding], splits: Sequence[SplitResult]) -> tuple[Finding, ...]:
     """Return findings of a comparison, the first with its cause from a split if it has none."""
-    first, *others = findings
+    first, *rest = findings
     for split in splits:
         if split.of == first.subject.get("workload") and first.rule in _RULES:
             part = _greatest(split)
@@ -24,7 +24,7 @@ def with_cause(findings: Sequence[Finding], splits: Sequence[SplitResult]) -> tu
                     subject={**first.subject, "cause": cause(split, part)},
                     spans=first.spans or shown(split, part),
                 )
-    return (first, *others)
+    return (first, *rest)
 
 
 def _greatest(split: SplitResult) -> SplitPart | None:
@@ -36,13 +36,13 @@ def _greatest(split: SplitResult) -> SplitPart | None:
 
 def cause(split: SplitResult, part: SplitPart) -> str:
     """Return what became of a part, as a clause."""
-    each = f"{Quantity('', abs(part.change_ns), 'ns')} in {split.unit}"
+    amount = f"{Quantity('', abs(part.change_ns), 'ns')} in {split.unit}"
     configuration = f" [{part.configuration}]" if part.configuration else ""
     names = {
         "what": f"{part.name}{configuration}",
         "range": part.range or "",
         "line": part.line or "",
-        "by": each,
+        "by": amount,
     }
     return fill(RULES[f"split.{part.change}"].text, names)
 

@@ -130,7 +130,7 @@ def of_partitions(result: ConfinementResult, missing: str, trace: str = "") -> I
     worked = [part.partition for part in result.partitions if part.evidence]
     idle = [part.partition for part in result.partitions if not (part.evidence or part.unfinished)]
     unfinished = sum(part.unfinished for part in result.partitions)
-    kinds = dict.fromkeys(each.kind for part in result.partitions for each in part.evidence)
+    kinds = dict.fromkeys(piece.kind for part in result.partitions for piece in part.evidence)
     subject = {"partitions": worked, "unused": idle, "evidence": [*kinds], "missing": missing}
     values = counts(unfinished=unfinished) if unfinished else ()
     yield Finding("confined.open" if missing else "confined", "note", subject, values)

@@ -80,7 +80,7 @@ def tuned(result: Tuning) -> Finding:
         subject["settings"] = [_with_mean(result, result.best)]
         return Finding("tuned.best", "note", subject, tuple(values))
     if len(result.equals) > 1 and result.is_decided:
-        subject |= {"settings": [_with_mean(result, each) for each in result.equals]}
+        subject |= {"settings": [_with_mean(result, setting) for setting in result.equals]}
         return _taken(result, Finding("tuned.equal", "note", subject, tuple(values)))
     if not any(setting.values for setting in result.settings):
         return Finding("tuned.nothing", "warning", subject)
@@ -92,7 +92,7 @@ def tuned(result: Tuning) -> Finding:
             for goal in result.slo
         ]
         return Finding("tuned.hopeless", "warning", subject, tuple(values))
-    likely = [each for each in result.settings if each.verdict in ("equal", "undecided")]
+    likely = [setting for setting in result.settings if setting.verdict in ("equal", "undecided")]
     names = [_with_doubt(result, setting) for setting in likely[:_NAMED]]
     subject["settings"] = names or ["settings that were not measured"]
     counts = {"more": len(likely) - _NAMED, "unseen": verdicts.count("not measured")}
@@ -103,8 +103,8 @@ def tuned(result: Tuning) -> Finding:
 def _with_mean(result: Tuning, setting: TunedSetting) -> str:
     mean, bounds = setting.mean(result.objective), result.interval(setting) or (None, None)
     unit = "SMs" if result.objective.is_of_sms else ""
-    known = "" if mean is None else f" with {Quantity('mean', mean, unit, *bounds)}"
-    return f"{setting.label}{known}"
+    with_mean = "" if mean is None else f" with {Quantity('mean', mean, unit, *bounds)}"
+    return f"{setting.label}{with_mean}"
 
 
 def _with_doubt(result: Tuning, setting: TunedSetting) -> str:
@@ -175,12 +175,12 @@ def left(result: Tuning) -> Iterator[Finding]:
     if choice is None or not choice.sizes:
         return
     free = result.free_sms(choice)
-    others = sum(choice.sizes.values()) - choice.sms
-    if not free and others <= 0:
+    other_sms = sum(choice.sizes.values()) - choice.sms
+    if not free and other_sms <= 0:
         return
     decisive = _decisive(result)
-    parts = {"in no partition": free, "in other partitions": others}
-    kept = [
+    parts = {"in no partition": free, "in other partitions": other_sms}
+    goal_words = [
         f"{goal.name} is {format_value(mean)}"
         for goal in result.costs
         if goal.workload not in decisive and (mean := choice.mean(goal)) is not None
@@ -190,9 +190,9 @@ def left(result: Tuning) -> Iterator[Finding]:
         "workloads": " and ".join(map(repr, decisive)),
         "where": " and ".join(f"{count} {where}" for where, count in parts.items() if count > 0),
     }
-    share = (free + others) / result.device["sm_count"]
-    values = (*counts(left=free + others, free=free), Quantity("share", share, "%"))
-    kept_facts = {"kept": ", ".join(kept)} if kept else {}
+    share = (free + other_sms) / result.device["sm_count"]
+    values = (*counts(left=free + other_sms, free=free), Quantity("share", share, "%"))
+    kept_facts = {"kept": ", ".join(goal_words)} if goal_words else {}
     yield Finding("tuned.left", "note", {**subject, **kept_facts}, values)
 
 
@@ -214,7 +214,9 @@ def measured(result: Tuning) -> Finding:
 def forecast_errors(result: Tuning) -> Iterator[Finding]:
     """Yield by how much forecasts were off where it was measured, for each goal."""
     for goal in dict.fromkeys((result.objective, *result.slo)):
-        pairs = [(each.mean(goal), each.forecast.get(goal.name)) for each in result.settings]
+        pairs = [
+            (setting.mean(goal), setting.forecast.get(goal.name)) for setting in result.settings
+        ]
         off = [mean / forecast - 1 for mean, forecast in pairs if mean and forecast]
         if off:
             error = Quantity("error", float(np.median(off)), "±%", min(off), max(off))

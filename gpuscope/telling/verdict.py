@@ -82,7 +82,7 @@ def verdict_of(
     _, background = described_workloads(trace)
     timed = [row for row in rows if row["latency_n"] and row["workload"] not in background]
     taken = filter(None, (calls_of(trace, row["workload"]) for row in timed))
-    calls = max(taken, key=lambda each: each.waited / each.judged, default=None)
+    calls = max(taken, key=lambda calls: calls.waited / calls.judged, default=None)
     won = together(rows, is_carved=bool(trace.metadata.partitions))
     escaped = _escaped(trace, confinement)
     marks = _marks(timed, calls, is_provisional=so_far is not None)
@@ -159,8 +159,8 @@ def _waited(trace: Trace, calls: Calls | None, marks: Sequence[Quantity]) -> Fin
     subject, values = {"workload": calls.workload}, [*marks, *_of_calls(calls)]
     if calls.waited:
         subject |= holding(calls.holders)
-        each = Quantity("each", calls.waited_ns / calls.judged, "ns")
-        return Finding("verdict.waits", "note", subject, (each, *values))
+        mean_wait = Quantity("each", calls.waited_ns / calls.judged, "ns")
+        return Finding("verdict.waits", "note", subject, (mean_wait, *values))
     groups = Counter[str]()
     parts = calls.typical if any(mark.name == "p50" for mark in marks) else calls.slow
     for part in parts:
@@ -252,7 +252,7 @@ def _stayed(confinement: ConfinementResult | Finding, missing: str) -> Finding:
     astray = sorted(astray, key=lambda part: -part.escaped_ns)[:1]
     parts = astray or confinement.partitions
     given = sum(part.kernels for part in parts)
-    evidence = dict.fromkeys(each.kind for part in parts for each in part.evidence)
+    evidence = dict.fromkeys(piece.kind for part in parts for piece in part.evidence)
     values = counts(inside=given - sum(part.strays for part in parts), given=given)
     unfinished = sum(part.unfinished for part in parts)
     values += counts(unfinished=unfinished) if unfinished else ()

@@ -126,20 +126,20 @@ def tell_run(
         The run was stopped early.
     """
     if as_json:
-        found = [
+        finding_rows = [
             {"setting": setting, **telling.to_json(finding)}
             for setting, finding in findings_by_setting(result)
         ]
         facts = {
             **_facts_of(result),
             "outcome": telling.outcome(result),
-            "findings": found,
+            "findings": finding_rows,
             "files": [str(path) for path in written],
         }
         if checked is not None:
-            facts["checked"] = {name: each.rows() for name, each in checked.items()}
+            facts["checked"] = {name: comparison.rows() for name, comparison in checked.items()}
             facts["verdicts"] = [
-                of_forecast(each, name).to_json() for name, each in checked.items()
+                of_forecast(comparison, name).to_json() for name, comparison in checked.items()
             ]
         terminal.say_json(facts)
     else:

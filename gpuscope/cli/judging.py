@@ -181,7 +181,7 @@ def check_command(
     )
     verdict = told.of_check(result, _again())
     if as_json:
-        limits = [told.of_limit(result, kept).to_json() for kept in result.limits]
+        limits = [told.of_limit(result, judged_limit).to_json() for judged_limit in result.limits]
         terminal.say_json({"verdict": verdict.to_json(), "limits": limits}, indent=None)
     elif markdown:
         terminal.say_text(told.check_markdown(result))
@@ -196,8 +196,8 @@ def _show_check(result: CheckResult, saved: Path | None, *, every: bool) -> None
     rows = result.rows()
     open_rows = [row for row in rows if row["verdict"] != "holds"]
     screen.table("limits", rows if every or not open_rows else open_rows)
-    held = len(rows) - len(open_rows)
-    screen.note(f"limits that hold: {held}" if open_rows and held and not every else "")
+    holding = len(rows) - len(open_rows)
+    screen.note(f"limits that hold: {holding}" if open_rows and holding and not every else "")
     screen.note(result.definition)
     screen.show(result.provenance, [] if saved is None else [saved])
 

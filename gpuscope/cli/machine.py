@@ -78,8 +78,8 @@ def doctor_command(as_json: Json = False) -> None:  # noqa: FBT002 - typer's for
 
     Example: gpuscope doctor --json
     """
-    needed, others = check_machine()
-    checks, on_gpu = [*needed, *others], all(check.ok for check in needed)
+    needed, optional = check_machine()
+    checks, on_gpu = [*needed, *optional], all(check.ok for check in needed)
     if as_json:
         say_json([asdict(check) for check in checks])
     else:

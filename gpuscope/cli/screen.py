@@ -105,9 +105,9 @@ class Screen:
         weight
             The column by which rows are chosen; a row that has 0 there is one of zeros.
         """
-        kept = rows if self.every else [row for row in rows if not _is_zero(row, weight)]
-        if kept:
-            self._tables.append(_Table(title, kept, weight, len(rows)))
+        shown_rows = rows if self.every else [row for row in rows if not _is_zero(row, weight)]
+        if shown_rows:
+            self._tables.append(_Table(title, shown_rows, weight, len(rows)))
         elif rows:
             where = f"each of {len(rows):,} rows" if len(rows) > 1 else "its one row"
             self.note(f"{title}: {weight or 'every number'} is 0 in {where}")
@@ -173,7 +173,7 @@ class Screen:
         return foot
 
     def _height(self, foot: Iterable[Sequence[str]]) -> int:
-        above = [*(lines for lines, _ in self._found), *(each.lines for each in self._tables)]
+        above = [*(lines for lines, _ in self._found), *(table.lines for table in self._tables)]
         return sum(map(len, (*above, *foot))) + bool(self._tables)
 
     def _paragraph(self, text: str) -> list[str]:

@@ -188,9 +188,9 @@ def tune_command(
 
 def _check_folder(out: Path, names: Iterable[str], kept: Iterable[str], *, replace: bool) -> None:
     """Refuse a folder that holds such files, unless it holds measurements to go on from."""
-    there = [path for name in names if os.path.lexists(path := out / name)]
-    if there and not any(path for prefix in kept for path in out.glob(f"{prefix}-*")):
-        check_new(*there, replace=replace)
+    existing = [path for name in names if os.path.lexists(path := out / name)]
+    if existing and not any(path for prefix in kept for path in out.glob(f"{prefix}-*")):
+        check_new(*existing, replace=replace)
 
 
 def _limit(text: str) -> tuple[str, str]:

@@ -177,7 +177,7 @@ def _traces_of(path: Path) -> list[Path]:
     return [
         file
         for file in files
-        if (known := of_suffix(file.name)) is not None and known.read is not None
+        if (trace_format := of_suffix(file.name)) is not None and trace_format.read is not None
     ]
 
 
@@ -256,8 +256,8 @@ def why_command(
             "provenance": trace.provenance,
             "findings": [telling.to_json(finding) for finding in result.findings],
             **{
-                known.name: answer if isinstance(answer, str) else answer.rows()
-                for known, answer in _answers(trace).items()
+                analysis.name: answer if isinstance(answer, str) else answer.rows()
+                for analysis, answer in _answers(trace).items()
             },
         }
         terminal.say_json(facts)
@@ -298,15 +298,15 @@ def _only_trace(folder: Path) -> Path:
 
 def _answers(trace: Trace) -> dict[Analysis, Result | str]:
     """Return what each analysis finds, or why it cannot tell where that is to be said."""
-    asked = {known: known.ask(trace) for known in known_analyses()}
-    return {known: answer for known, answer in asked.items() if answer}
+    asked = {analysis: analysis.ask(trace) for analysis in known_analyses()}
+    return {analysis: answer for analysis, answer in asked.items() if answer}
 
 
 def _show_page(trace: Trace, result: FindingsResult, *, every: bool) -> None:
     screen = Screen(every=every)
     screen.findings(("", finding) for finding in result.findings)
     if result.is_of_program and not every:
-        later = {known.title for known in FIRST[_SECTIONS:]}
+        later = {section.title for section in FIRST[_SECTIONS:]}
         for title, page in result.sections:
             if title in later:
                 screen.detail(title, title)
@@ -314,11 +314,11 @@ def _show_page(trace: Trace, result: FindingsResult, *, every: bool) -> None:
                 screen.result(title, page)
         screen.detail("other analyses", "other analyses")
     else:
-        for known, answer in _answers(trace).items():
+        for analysis, answer in _answers(trace).items():
             if isinstance(answer, str):
-                screen.note(f"{known.title}: {answer}")
+                screen.note(f"{analysis.title}: {answer}")
             else:
-                screen.result(known.title, answer)
+                screen.result(analysis.title, answer)
     screen.note(trace.metadata.left_out)
     screen.show(f"{trace.origin}; {_spans(trace)}")
 

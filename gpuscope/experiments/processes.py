@@ -285,10 +285,10 @@ class _Recorder:
                         calls, upto = recording.ended(self._told_calls.get(number, 0))
                         journal.advance(calls, recording.known())
                         self._told_calls[number] = upto
-                others = self._recordings.keys() - self._journals.keys()
-                if rest_s <= 0 and others:
+                unjournalled = self._recordings.keys() - self._journals.keys()
+                if rest_s <= 0 and unjournalled:
                     began_s = time.monotonic()
-                    for number in others:
+                    for number in unjournalled:
                         self._write(number, self._recordings[number].snapshot())
                     self._tell()
                     rest_s = (time.monotonic() - began_s) / share
@@ -339,17 +339,17 @@ class _Recorder:
     def let_go(self) -> None:
         """Hold no simulated device that the program let go, for who counts those that are open."""
         with self._whole(), self._lock:
-            held = {
+            references = {
                 number: weakref.ref(device)
                 for number, recording in self._recordings.items()
                 for device in recording.devices
                 if device.is_simulated
             }
-            for number in held:
+            for number in references:
                 self._end(number)
             gc.collect()
-            for kept in held.values():
-                if (device := kept()) is not None:
+            for reference in references.values():
+                if (device := reference()) is not None:
                     self.opened(device)
 
     def _end(self, number: int) -> None:

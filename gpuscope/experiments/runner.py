@@ -86,7 +86,9 @@ class Runner:
         self.settings = self.experiment.resolve()
         self.total = foreground_calls(self.experiment) * len(self.settings)
         self.done = self.round = 0
-        self.recordings: dict[str, list[Recording]] = {each.name: [] for each in self.settings}
+        self.recordings: dict[str, list[Recording]] = {
+            setting.name: [] for setting in self.settings
+        }
         self.alone: dict[tuple[str, str], list[Recording]] = {}
         self._meter: Meter | None = None
         self.handles: dict[tuple[str, object], Handle] = {}

@@ -117,10 +117,10 @@ def check_names(
         if workload.launches and workload.stream not in setting.streams:
             words = f"{workload.stream!r} is no stream; allowed: {listed(setting.streams)}"
             refuse(("workloads", name, "stream"), words)
-        others = [other for other in setting.workloads if other != name]
+        other_workloads = [other for other in setting.workloads if other != name]
         for other in workload.waits_on:
-            if other not in others:
-                words = f"{other!r} is no other workload; allowed: {listed(others)}"
+            if other not in other_workloads:
+                words = f"{other!r} is no other workload; allowed: {listed(other_workloads)}"
                 refuse(("workloads", name, "waits_on"), words)
     _check_requests(setting)
     _check_collectives(setting)

@@ -57,10 +57,10 @@ class SoFar:
 
     def save(self) -> Counter[str]:
         """Write anew what grew; returns how many rows of each kind all journals have."""
-        there = sorted(self._folder.glob(f"*{JOURNAL}"))
-        for ended in self._readers.keys() - set(there):
+        journals = sorted(self._folder.glob(f"*{JOURNAL}"))
+        for ended in self._readers.keys() - set(journals):
             del self._readers[ended], self._kinds[ended]
-        for path in there:
+        for path in journals:
             try:
                 self._save(path)
             except Exception:  # noqa: BLE001 - it is being written, or foreign: the end tells

@@ -126,44 +126,44 @@ class Database:
 
     def filled(self, table: str, columns: Sequence[str]) -> list[str]:
         """Return those of the columns that have a value in some row."""
-        there = self._there(table, columns)
-        if not there:
+        present = self._there(table, columns)
+        if not present:
             return []
-        listed = ", ".join(f"count({_quoted(name)})" for name in there)
+        listed = ", ".join(f"count({_quoted(name)})" for name in present)
         sql = f"SELECT {listed} FROM {_quoted(table)}"  # noqa: S608 - quoted
         counts = self._execute(sql).fetchone()
-        return [name for name, count in zip(there, counts, strict=True) if count]
+        return [name for name, count in zip(present, counts, strict=True) if count]
 
     def integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
         """Return integer columns; null and what the table lacks is NONE.
 
         Rows come in the table's order, so that columns of two calls belong together.
         """
-        there = self._there(table, columns)
-        if not there:
+        present = self._there(table, columns)
+        if not present:
             return dict.fromkeys(columns, np.zeros(0, np.int64))
         may_lack = self.tables[table]
         listed = ", ".join(
             f"ifnull({_quoted(name)}, {NONE})" if may_lack[name] else _quoted(name)
-            for name in there
+            for name in present
         )
         try:
             flat = np.fromiter(chain.from_iterable(self._select(listed, table)), np.int64)
         except (TypeError, ValueError, OverflowError) as error:
             raise TraceFormatError(f"table {table} holds no number where one is due") from error
-        values = np.ascontiguousarray(flat.reshape(-1, len(there)).T)
+        values = np.ascontiguousarray(flat.reshape(-1, len(present)).T)
         self._took(values.shape[1])
         missing = np.broadcast_to(np.int64(NONE), values.shape[1])
-        known = dict(zip(there, values, strict=True))
-        return {name: known.get(name, missing) for name in columns}
+        column_of = dict(zip(present, values, strict=True))
+        return {name: column_of.get(name, missing) for name in columns}
 
     def rows(self, table: str, columns: Sequence[str]) -> list[tuple[Value, ...]]:
         """Return columns of any type as rows; what the table lacks is ``None``."""
-        there = self._there(table, columns)
-        if not there:
+        present = self._there(table, columns)
+        if not present:
             return []
         rows: list[tuple[Value, ...]] = []
-        cursor = self._select(", ".join(_quoted(name) for name in there), table)
+        cursor = self._select(", ".join(_quoted(name) for name in present), table)
         while chunk := cursor.fetchmany(_CHUNK):
             values = chain.from_iterable(chunk)
             self._text_left -= sum(len(value) for value in values if isinstance(value, str | bytes))
@@ -173,9 +173,9 @@ class Database:
                 )
             rows += chunk
         self._took(len(rows))
-        if len(there) == len(columns):
+        if len(present) == len(columns):
             return rows
-        positions = [there.index(name) if name in there else len(there) for name in columns]
+        positions = [present.index(name) if name in present else len(present) for name in columns]
         return [tuple((*row, None)[index] for index in positions) for row in rows]
 
     def mapping(self, table: str, key: str, value: str) -> Mapping[Value, Value]:
@@ -184,8 +184,8 @@ class Database:
 
     def _there(self, table: str, columns: Sequence[str]) -> list[str]:
         self.asked.setdefault(table, set()).update(columns)
-        known = self.tables.get(table, ())
-        return [name for name in columns if name in known]
+        table_columns = self.tables.get(table, ())
+        return [name for name in columns if name in table_columns]
 
     def _select(self, listed: str, table: str) -> sqlite3.Cursor:
         room = min(self.limits.rows_in_room, self._most_rows) - self._rows

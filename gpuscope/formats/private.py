@@ -71,8 +71,8 @@ def _last_part(match: re.Match[str]) -> str:
     parts = [part for part in parts if part]
     if not parts or (start and start[-1] != ":" and start[0] != "~"):
         return word
-    known = bool(start) or (parts[0] in _ROOTS and len(parts) > 1)
-    if not known and (len(parts) == 1 or not _FILE.match(parts[-1])):
+    is_rooted = bool(start) or (parts[0] in _ROOTS and len(parts) > 1)
+    if not is_rooted and (len(parts) == 1 or not _FILE.match(parts[-1])):
         return word
     is_home = not start and parts[0] in _HOMES and len(parts) == 2
     return "~" if is_home else parts[-1]
@@ -85,9 +85,9 @@ def scrub(spans: pa.Table) -> pa.Table:
         if pa.types.is_null(column.type) or not len(column):
             continue
         coded = column.unify_dictionaries().combine_chunks()
-        kept = pa.concat_arrays([*_public(coded.dictionary)])
-        if not kept.equals(coded.dictionary):
-            fresh = pa.DictionaryArray.from_arrays(coded.indices, kept)
+        public_texts = pa.concat_arrays([*_public(coded.dictionary)])
+        if not public_texts.equals(coded.dictionary):
+            fresh = pa.DictionaryArray.from_arrays(coded.indices, public_texts)
             spans = schema.with_column(spans, name, fresh)
     return spans
 
@@ -104,8 +104,8 @@ def _public(texts: pa.StringArray) -> Iterator[pa.StringArray]:
         start = int(ends[at - 1]) if at else 0
         until = max(int(np.searchsorted(ends, start + _AT_ONCE)), at + 1)
         part = texts[at:until].to_pylist()
-        kept = [text if text is None else public_text(text) for text in part]
-        yield pa.array(kept, pa.string())
+        public_texts = [text if text is None else public_text(text) for text in part]
+        yield pa.array(public_texts, pa.string())
         at = until
 
 

@@ -75,7 +75,9 @@ def load_trace(
         raise TraceFormatError(
             f"{source.name!r} is no readable trace: truncated, as it has {len(head)} bytes only"
         )
-    names = ", ".join(known.label for known in known_formats() if known.read is not None)
+    names = ", ".join(
+        trace_format.label for trace_format in known_formats() if trace_format.read is not None
+    )
     why = f"{source.name!r} is no readable trace: its content is none of {names}"
     raise TraceFormatError(with_problems(f"{why}. Name a trace, or export one as one of these"))
 
@@ -89,12 +91,15 @@ def _recognised(name: str, head: bytes) -> Format | None:
     if named is not None and not named.origin and named.recognise and named.recognise(head):
         return named  # and no plugin is imported
     matching: list[Format] = []
-    for known in known_formats():
-        if known.recognise is None or (known.origin and matching and known is not named):
+    for trace_format in known_formats():
+        if trace_format.recognise is None or (
+            trace_format.origin and matching and trace_format is not named
+        ):
             continue
-        with suppress(*(Exception,) if known.origin else ()):  # a broken plugin recognises nothing
-            if known.recognise(head):
-                matching.append(known)
+        # A broken plugin recognises nothing.
+        with suppress(*(Exception,) if trace_format.origin else ()):
+            if trace_format.recognise(head):
+                matching.append(trace_format)
     return named if named in matching else next(iter(matching), None)
 
 

@@ -21,9 +21,9 @@ def _wrong(_name: str, value: object) -> str:
     """Return why an object is no format of another package; empty if it is."""
     if not isinstance(value, Format):
         return f"it is a {type(value).__name__}, not a gpuscope.formats.Format"
-    for known in BUILT_IN:
-        if taken := set(known.suffixes) & set(value.suffixes):
-            return f"{min(taken)} is a suffix of {known.name}"
+    for built_in in BUILT_IN:
+        if taken := set(built_in.suffixes) & set(value.suffixes):
+            return f"{min(taken)} is a suffix of {built_in.name}"
     return ""
 
 
@@ -85,8 +85,10 @@ def forget_plugins() -> None:
 
 def suffixes(way: str = "write") -> str:
     """Return the suffixes of all formats that have ``write`` or another way, for messages."""
-    able = (known for known in known_formats() if getattr(known, way) is not None)
-    return ", ".join(suffix for known in able for suffix in known.suffixes)
+    able = (
+        trace_format for trace_format in known_formats() if getattr(trace_format, way) is not None
+    )
+    return ", ".join(suffix for trace_format in able for suffix in trace_format.suffixes)
 
 
 def of_suffix(name: str) -> Format | None:
@@ -96,10 +98,12 @@ def of_suffix(name: str) -> Format | None:
     """
     name = name.lower()
     end = name[name.find(".", 1) :]
-    for known in BUILT_IN:
-        if end in known.suffixes:
-            return known
-    owners = {suffix: known for known in known_formats() for suffix in known.suffixes}
+    for built_in in BUILT_IN:
+        if end in built_in.suffixes:
+            return built_in
+    owners = {
+        suffix: trace_format for trace_format in known_formats() for suffix in trace_format.suffixes
+    }
     ends = [suffix for suffix in owners if name.endswith(suffix) and name != suffix]
     return owners[max(ends, key=len)] if ends else None
 
@@ -135,12 +139,12 @@ def with_table(function: _F) -> _F:
     """Put a list of the built-in formats where a docstring has ``{table:write}`` or ``read``."""
     for way in ("read", "write"):
         items = (
-            f"- ``{'``, ``'.join(known.suffixes)}``: {known.name}. {known.description}"
-            for known in BUILT_IN
-            if way in known.ways
+            f"- ``{'``, ``'.join(built_in.suffixes)}``: {built_in.name}. {built_in.description}"
+            for built_in in BUILT_IN
+            if way in built_in.ways
         )
-        place = f"{{table:{way}}}"
-        function.__doc__ = (function.__doc__ or "").replace(place, "\n    ".join(items))
+        placeholder = f"{{table:{way}}}"
+        function.__doc__ = (function.__doc__ or "").replace(placeholder, "\n    ".join(items))
     return function
 
 

@@ -138,11 +138,11 @@ def _folder_of_ranks(trace: Trace, folder: Path, step: Step) -> Path:
     """Write a file for each rank: all of them or, if one fails, none."""
     make_folder(folder)
     names = {f"rank-{rank.rank}.json.gz" for rank in trace.metadata.ranks}
-    others = sorted({path.name for path in folder.glob("rank-*.json.gz")} - names)
-    if others:
+    foreign = sorted({path.name for path in folder.glob("rank-*.json.gz")} - names)
+    if foreign:
         raise ExportError(
-            f"{folder.name!r} holds {', '.join(others[:3])} of another trace, which readers of the "
-            "folder would take for a rank of this one: choose another folder, or remove it"
+            f"{folder.name!r} holds {', '.join(foreign[:3])} of another trace, which readers of "
+            "the folder would take for a rank of this one: choose another folder, or remove it"
         )
     with TemporaryDirectory(prefix=".", dir=folder) as hidden:
         for part in split(trace):

@@ -107,15 +107,17 @@ def save(path: Path, seen: Seen, limits: Sequence[Limit]) -> None:
     gave = {setting: seen.measured(setting) for setting in seen.numbers}
     values = {
         setting: {
-            name: [float(value) for value in each.samples[key]]
+            name: [float(value) for value in measured.samples[key]]
             for name, key in keys.items()
-            if key in each.samples
+            if key in measured.samples
         }
-        for setting, each in gave.items()
+        for setting, measured in gave.items()
     }
     whole = {
-        setting: {name: float(each.whole[key]) for name, key in keys.items() if key in each.whole}
-        for setting, each in gave.items()
+        setting: {
+            name: float(measured.whole[key]) for name, key in keys.items() if key in measured.whole
+        }
+        for setting, measured in gave.items()
     }
     together = {setting: seen.judged(setting) for setting in seen.numbers}
     unit = next(iter(gave.values())).unit

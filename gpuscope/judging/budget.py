@@ -162,8 +162,8 @@ def _limits(where: str, table: Mapping[str, object], setting: str | None) -> Ite
 
 def _check_together(limits: Sequence[Limit]) -> None:
     """Raise where no number is within two limits on the same."""
-    for least in (each for each in limits if each.sign == ">=" and each.worse is None):
-        for most in (each for each in limits if each.sign == "<=" and each.worse is None):
+    for least in (limit for limit in limits if limit.sign == ">=" and limit.worse is None):
+        for most in (limit for limit in limits if limit.sign == "<=" and limit.worse is None):
             is_same = least.name == most.name and (
                 None in (least.setting, most.setting) or least.setting == most.setting
             )
@@ -184,7 +184,7 @@ def _column(path: str, key: str) -> tuple[str, str]:
     """Return workload and column of a key."""
     workload, _, column = key.rpartition(".")
     whole = [*TOGETHER, *SHARES, *PROGRAM]
-    known = [name for name, each in COMPARED.items() if each.kind == "number"]
+    columns = [name for name, about in COMPARED.items() if about.kind == "number"]
     if not workload and column in whole:
         return "", column
     if not workload:
@@ -192,9 +192,9 @@ def _column(path: str, key: str) -> tuple[str, str]:
             f"{path} is no limit{closest(column, [*whole, *COUNTS])}: give 'workload.column', "
             f"or one of {', '.join([*COUNTS, *dict.fromkeys(whole)])}"
         )
-    if column not in known:
+    if column not in columns:
         raise InvalidArgument(
-            f"{path}: {clean(column)!r} is no column{closest(column, known)}; there are: "
-            f"{', '.join(known)}"
+            f"{path}: {clean(column)!r} is no column{closest(column, columns)}; there are: "
+            f"{', '.join(columns)}"
         )
     return workload, column

@@ -108,7 +108,7 @@ class CheckResult(Result):
     @property
     def verdict(self) -> Judged:
         """``"violated"`` if any limit is; ``"holds"`` only if all do."""
-        verdicts = {kept.verdict for kept in self.limits}
+        verdicts = {judged_limit.verdict for judged_limit in self.limits}
         if "violated" in verdicts:
             return "violated"
         return "cannot tell" if "cannot tell" in verdicts else "holds"
@@ -116,18 +116,18 @@ class CheckResult(Result):
     def _rows(self) -> list[Row]:
         """One row per limit and setting."""
         rows: list[Row] = []
-        for kept in self.limits:
-            limit = kept.limit
+        for judged_limit in self.limits:
+            limit = judged_limit.limit
             rows.append(
                 {
-                    "setting": kept.setting,
+                    "setting": judged_limit.setting,
                     "limit": limit.name,
                     "is to be": limit.bound,
-                    "is": None if kept.value is None else _text(limit, kept.value),
-                    "low": None if kept.low is None else _text(limit, kept.low),
-                    "high": None if kept.high is None else _text(limit, kept.high),
-                    "verdict": kept.verdict,
-                    "why": kept.reason or None,
+                    "is": None if judged_limit.value is None else _text(limit, judged_limit.value),
+                    "low": None if judged_limit.low is None else _text(limit, judged_limit.low),
+                    "high": None if judged_limit.high is None else _text(limit, judged_limit.high),
+                    "verdict": judged_limit.verdict,
+                    "why": judged_limit.reason or None,
                 }
             )
         return rows
@@ -140,7 +140,7 @@ class CheckResult(Result):
         first = self.limits[0]
         if first.verdict == "holds":
             return f"Holds: {counted_limits(len(self.limits))}."
-        same = sum(kept.verdict == first.verdict for kept in self.limits)
+        same = sum(judged_limit.verdict == first.verdict for judged_limit in self.limits)
         what = "Violated" if first.verdict == "violated" else "Cannot tell"
         return f"{what}, {same} of {counted_limits(len(self.limits))}: {first.told}."
 
@@ -224,7 +224,7 @@ def check(
     if stored is not None:
         notes = tuple(differing(seen.machine, stored, other_machine=other_machine))
     relative = sum(limit.worse is not None for limit in limits)
-    kept = [
+    judged_limits = [
         _judge(limit, setting, seen, stored, relative)
         for limit in limits
         for setting in seen.settings_of(limit)
@@ -233,10 +233,10 @@ def check(
     if save_baseline is not None:
         save(Path(save_baseline), seen, limits)
     order = ("violated", "cannot tell", "holds")
-    kept.sort(key=lambda each: order.index(each.verdict))
+    judged_limits.sort(key=lambda judged_limit: order.index(judged_limit.verdict))
     traces = seen.traces
     return CheckResult(
-        tuple(kept),
+        tuple(judged_limits),
         seen.unit,
         seen.rounds,
         seen.machine,
@@ -365,9 +365,9 @@ def _escapes(trace: Trace) -> tuple[int, tuple[int, ...]]:
     """Return how many kernels escaped, and a few of them; none where nothing was carved."""
     if not trace.metadata.partitions:
         return 0, ()
-    escapes = [each for part in confinement(trace).partitions for each in part.escapes]
-    spans = [span for each in escapes for span in each.spans]
-    return sum(each.kernels for each in escapes), tuple(spans[:_SPANS])
+    escapes = [escape for part in confinement(trace).partitions for escape in part.escapes]
+    spans = [span for escape in escapes for span in escape.spans]
+    return sum(escape.kernels for escape in escapes), tuple(spans[:_SPANS])
 
 
 def _on_default_stream(trace: Trace) -> tuple[int, tuple[int, ...]]:

@@ -98,11 +98,17 @@ class DiffResult(CompareResult):
     def decisive(self) -> Effect:
         """The number that decided: of several that differ so, the clearest."""
         if self.verdict in ("slower", "faster"):
-            decided = [each for each in self.effects if each.verdict == self.verdict]
+            decided = [
+                difference for difference in self.effects if difference.verdict == self.verdict
+            ]
             return leading(decided)
         subject = self.findings[0].subject
         key = subject["workload"], subject["column"]
-        return next(each for each in self.effects if (each.workload, each.column) == key)
+        return next(
+            difference
+            for difference in self.effects
+            if (difference.workload, difference.column) == key
+        )
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
@@ -132,7 +138,9 @@ class DiffResult(CompareResult):
         from gpuscope.figures.compare_figure import compared  # noqa: PLC0415 - only who draws
 
         workload = self.decisive.workload
-        of = next((each for each in self.splits if each.of == workload), None)
+        of = next(
+            (split_result for split_result in self.splits if split_result.of == workload), None
+        )
         return compared(self, findings=self.findings, split=of)
 
     @door(workload=str)
@@ -144,12 +152,12 @@ class DiffResult(CompareResult):
         MissingEvidence
             The traces do not tell.
         """
-        for each in self.splits:
-            if each.of == workload:
-                return each
+        for split_result in self.splits:
+            if split_result.of == workload:
+                return split_result
         raise MissingEvidence(
             f"nothing tells what the time of {given(workload)} consists of; known are "
-            f"{[each.of for each in self.splits]}"
+            f"{[split_result.of for split_result in self.splits]}"
         )
 
     @property
@@ -165,13 +173,15 @@ class DiffResult(CompareResult):
             control = ", simulated: A against A is equal to the ns"
         elif len(self.turns.control) >= FEWEST:
             control = f", wider by what A differs from A ({len(self.turns.control)} pairs)"
-        told = self.findings[0].subject if self.findings else {}
+        subject = self.findings[0].subject if self.findings else {}
         untold = [
-            f"{each.workload}'s {each.about.quantity} ({each.low:+.1%} to {each.high:+.1%})"
-            for each in self.effects
-            if each.verdict == "cannot tell"
-            and math.isfinite(each.reach)
-            and (each.workload, each.column) != (told.get("workload"), told.get("column"))
+            f"{difference.workload}'s {difference.about.quantity} "
+            f"({difference.low:+.1%} to {difference.high:+.1%})"
+            for difference in self.effects
+            if difference.verdict == "cannot tell"
+            and math.isfinite(difference.reach)
+            and (difference.workload, difference.column)
+            != (subject.get("workload"), subject.get("column"))
         ]
         apart = f"{left} pairs of {several} left out, as {self.turns.left_out[0]}" if left else ""
         clocks = self.turns.clocks_mhz()
@@ -212,7 +222,7 @@ def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffRe
         several = "another process uses" if turns.others == 1 else f"{turns.others} others use"
         cautions.append(f"{several} this GPU: what is measured is theirs, too")
     keys = _of_the_time(numbers(pairs or turns.measured))
-    uncompared = tuple(_only_in_one([each.values for pair in pairs[:1] for each in pair], names))
+    uncompared = tuple(_only_in_one([side.values for pair in pairs[:1] for side in pair], names))
     if not keys:
         raise MissingEvidence(
             f"{names[0]!r} and {names[1]!r} have no workload in common of which a latency or a "
@@ -235,11 +245,11 @@ def judged(turns: Turns, names: tuple[str, str], within: float | None) -> DiffRe
     ]
     cautions += _hanging_together(turns, effects)
     if turns.left_out and len(turns.left_out) >= len(pairs):
-        effects = [replace(each, verdict="cannot tell") for each in effects]
-    kept = pairs or turns.measured
+        effects = [replace(difference, verdict="cannot tell") for difference in effects]
+    measured_pairs = pairs or turns.measured
     if turns.unit == "process" and keys[0][0] == PROGRAM:
         return _of_programs(turns, names, effects, cautions)
-    both = tuple(Trace.concat([pair[at].trace for pair in kept]) for at in (0, 1))
+    both = tuple(Trace.concat([pair[at].trace for pair in measured_pairs]) for at in (0, 1))
     result = _result((both[0], both[1]), names, effects, turns, cautions)
     return replace(result, uncompared=uncompared)
 
@@ -269,9 +279,9 @@ def _of_programs(
     ordered: list[list[Trace]] = []
     for at in (0, 1):
         rounds = [pair[at] for pair in turns.pairs or turns.measured]
-        rounds.sort(key=lambda each: next(iter(each.values.values())))
+        rounds.sort(key=lambda process: next(iter(process.values.values())))
         middle = rounds.pop((len(rounds) - 1) // 2)
-        ordered.append([middle.trace, *(each.trace for each in rounds)])
+        ordered.append([middle.trace, *(process.trace for process in rounds)])
     whole = [joined([of_program(trace) for trace in traces]) for traces in ordered]
     of = _split_program(effects[0].column, names, whole, len(ordered[0]))
     both = ordered[0][0], ordered[1][0]
@@ -299,9 +309,11 @@ def _split_program(
 
 def _only_in_one(both: Sequence[Values], names: tuple[str, str]) -> Iterator[str]:
     """Say which workloads one side has alone; nothing of no sides."""
-    known = [dict.fromkeys(workload for workload, _ in values) for values in both]
-    for name, here, there in zip(names[: len(known)], known, known[::-1], strict=True):
-        if alone := [workload for workload in here if workload not in there]:
+    by_side = [dict.fromkeys(workload for workload, _ in values) for values in both]
+    for name, workloads, other_workloads in zip(
+        names[: len(by_side)], by_side, by_side[::-1], strict=True
+    ):
+        if alone := [workload for workload in workloads if workload not in other_workloads]:
             yield f"Only in {name}, and not compared: {clean(', '.join(alone))}"
 
 
@@ -313,16 +325,16 @@ def _result(
     cautions: Sequence[str],
 ) -> DiffResult:
     """Return the result of experiments."""
-    judged_workloads = dict.fromkeys(each.workload for each in effects)
-    timed = {each.workload for each in effects if not each.about.is_rate}
+    judged_workloads = dict.fromkeys(difference.workload for difference in effects)
+    timed = {difference.workload for difference in effects if not difference.about.is_rate}
     pairs = paired_of(both, effects)
-    served = {each.workload for each in effects if each.column.startswith("ttft")}
+    served = {difference.workload for difference in effects if difference.column.startswith("ttft")}
     splits = []
     for workload in judged_workloads:
         with contextlib.suppress(MissingEvidence):
             if workload in pairs:
                 ids = pairs[workload].first, pairs[workload].second
-                halves = [of_calls(*each) for each in zip(both, ids, strict=True)]
+                halves = [of_calls(*side) for side in zip(both, ids, strict=True)]
             elif workload in timed:
                 continue
             else:
@@ -373,7 +385,7 @@ def of_traces(
         turns = Turns("saved round", pairs, [], pairs, are_pairs=is_exact)
         cautions = [*_hanging_together(turns, compared.differences), *cautions]
     result = _result(both, names, compared.differences, turns, cautions)
-    uncompared = tuple(_only_in_one([each.whole for each in compared.measured or ()], names))
+    uncompared = tuple(_only_in_one([side.whole for side in compared.measured or ()], names))
     return replace(result, uncompared=uncompared, measured=compared.measured)
 
 

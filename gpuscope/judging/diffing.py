@@ -119,10 +119,10 @@ def diff(
         raise InvalidArgument(
             "one side is given: give a second, two different settings of it, or a revision (at)"
         )
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as stack:
         latter = first if second is None else second
         right = _known("first" if second is None else "second", latter, named[1])
-        left = _known("first", first, named[0]) if at is None else _at(at, first, right, held)
+        left = _known("first", first, named[0]) if at is None else _at(at, first, right, stack)
         names = _names(named, at, left, right)
         match left, right:
             case (Trace(), Trace()):
@@ -136,8 +136,8 @@ def diff(
                     sides.setting_of(experiment, name)
                 target = sides.device_of(device)
                 before, after = (
-                    sides.side_of_experiment(*each, target)
-                    for each in zip(names, (left, right), named, strict=True)
+                    sides.side_of_experiment(*side, target)
+                    for side in zip(names, (left, right), named, strict=True)
                 )
                 usual, control = PROCESSES, 0
                 if not before.is_process:
@@ -192,10 +192,10 @@ _SORTS: dict[type, str] = {
 
 def _known(which: str, target: Given, setting: str | None) -> _Known:
     """Return what a side is; of a saved run one setting."""
-    known = target_of(which, target)
-    if isinstance(known, Experiment | Command | Trace):
-        return known
-    return sides.saved_trace(which, known, setting)
+    side = target_of(which, target)
+    if isinstance(side, Experiment | Command | Trace):
+        return side
+    return sides.saved_trace(which, side, setting)
 
 
 def _names(
@@ -205,10 +205,10 @@ def _names(
     if at is not None:
         return at, "working tree"
     saved = [
-        each.metadata.setting if isinstance(each, Trace) else name
-        for each, name in zip((one, now), named, strict=True)
+        side.metadata.setting if isinstance(side, Trace) else name
+        for side, name in zip((one, now), named, strict=True)
     ]
-    first, second = (str(each or "") for each in saved)
+    first, second = (str(called or "") for called in saved)
     return (first, second) if first and second and first != second else ("A", "B")
 
 

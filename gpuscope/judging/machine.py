@@ -45,15 +45,15 @@ class Machine(msgspec.Struct, frozen=True):
     def differs(self, other: Machine) -> list[str]:
         """Say in what another machine differs so that its figures cannot be compared."""
         differences = [
-            f"{name} {here or 'unknown'}, there {there or 'unknown'}"
-            for name, here, there in (
+            f"{name} {ours or 'unknown'}, there {theirs or 'unknown'}"
+            for name, ours, theirs in (
                 ("GPU", self.gpu, other.gpu),
                 ("SMs", self.sms, other.sms),
                 ("driver", self.driver, other.driver),
                 ("CPU", self.cpu, other.cpu),
                 ("cores", self.cores, other.cores),
             )
-            if here != there
+            if ours != theirs
         ]
         if self.clock_mhz and other.clock_mhz:
             apart = abs(self.clock_mhz - other.clock_mhz) / other.clock_mhz

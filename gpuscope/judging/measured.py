@@ -100,9 +100,14 @@ class Seen:
             searched = dict(run(looking, device, stop=stop))
         if needs_processes and not device.is_simulated:
             runs = recorded_runs(experiment, device.info.key, rounds or PROCESSES)
-            traces = {name: Trace.concat([each[name] for each in runs]) for name in runs[0]}
-            numbers = {name: _joined([_numbers(each[name]) for each in runs]) for name in runs[0]}
-            each_run = [trace for each in runs for trace in each.values()]
+            traces = {
+                name: Trace.concat([by_setting[name] for by_setting in runs]) for name in runs[0]
+            }
+            numbers = {
+                name: _joined([_numbers(by_setting[name]) for by_setting in runs])
+                for name in runs[0]
+            }
+            each_run = [trace for by_setting in runs for trace in by_setting.values()]
             unit, several = "process", len(runs)
         else:
             least = max(experiment.rounds, rounds or ROUNDS)
@@ -124,8 +129,8 @@ class Seen:
         side = ProgramSide("the program", command)
         measured = [side.measure(number) for number in range(rounds)]
         first = measured[0].trace
-        numbers = _joined([_of_program(each.trace) for each in measured])
-        machine = machine_of([each.trace for each in measured])
+        numbers = _joined([_of_program(process.trace) for process in measured])
+        machine = machine_of([process.trace for process in measured])
         return cls({"": first}, {"": numbers}, {}, "process", rounds, machine)
 
     @property
@@ -151,9 +156,9 @@ class Seen:
     def settings_of(self, limit: Limit) -> list[str]:
         """Return the settings that a limit is of."""
         if limit.setting is not None and limit.setting not in self.numbers:
-            there = ", ".join(map(repr, self.numbers))
             raise InvalidArgument(
-                f"there is no setting {clean(limit.setting)!r}; there are {there}"
+                f"there is no setting {clean(limit.setting)!r}; there are "
+                f"{', '.join(map(repr, self.numbers))}"
             )
         if limit.setting is not None:
             return [limit.setting]
@@ -172,10 +177,9 @@ def _check_names(experiment: Experiment, limits: Sequence[Limit]) -> None:
     settings = [setting.name for setting in experiment.resolve()]
     for limit in limits:
         if limit.workload and limit.workload not in experiment.workloads:
-            there = ", ".join(map(repr, experiment.workloads))
             raise InvalidArgument(
                 f"{limit.name}: the experiment has no workload {clean(limit.workload)!r}; there "
-                f"are {there}"
+                f"are {', '.join(map(repr, experiment.workloads))}"
             )
         if limit.setting is not None and limit.setting not in settings:
             raise InvalidArgument(
@@ -198,9 +202,9 @@ def _by_rounds(traces: Mapping[str, Trace]) -> tuple[dict[str, Numbers], int]:
 
 def _joined(several: Sequence[Numbers]) -> Numbers:
     """Return the means of processes first, then the number of each."""
-    keys = [key for key in several[0] if all(key in each for each in several)]
-    values = {key: [each[key][0] for each in several] for key in keys}
-    return {key: [float(np.mean(each)), *each] for key, each in values.items()}
+    keys = [key for key in several[0] if all(key in numbers for numbers in several)]
+    values = {key: [numbers[key][0] for numbers in several] for key in keys}
+    return {key: [float(np.mean(samples)), *samples] for key, samples in values.items()}
 
 
 def _numbers(trace: Trace) -> Numbers:

@@ -130,9 +130,9 @@ class ProgramSide:
 
 def values_of_program(trace: Trace) -> dict[tuple[str, str], float]:
     """Return the mean time of a program's step, its steady time, and the share of idle time."""
-    idle, known, whole = idle_causes(trace), steps(trace), of_program(trace)
+    idle, program_steps, whole = idle_causes(trace), steps(trace), of_program(trace)
     span_ns = max(idle.window_ns[1] - idle.window_ns[0], 1) * idle.devices
-    values = {(PROGRAM, "step_ms"): whole.ns / 1e6} if known.steady else {}
+    values = {(PROGRAM, "step_ms"): whole.ns / 1e6} if program_steps.steady else {}
     values[PROGRAM, "steady_ms"] = whole.ns * whole.units / 1e6
     return {**values, (PROGRAM, "idle_share"): idle.idle_ns / span_ns}
 
@@ -191,10 +191,10 @@ def checked_out(revision: str, folder: Path) -> Iterator[Path]:
         tree = Path(parent) / "tree"
         _git(top, "worktree", "add", "--detach", str(tree), commit)
         try:
-            there = tree / folder.resolve().relative_to(top.resolve())
-            if not there.is_dir():
+            folder_in_tree = tree / folder.resolve().relative_to(top.resolve())
+            if not folder_in_tree.is_dir():
                 raise GpuscopeError(f"revision {clean(revision)} has no folder {folder.name!r}")
-            yield there
+            yield folder_in_tree
         finally:
             _git(top, "worktree", "remove", "--force", str(tree))
 

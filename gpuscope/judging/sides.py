@@ -59,14 +59,14 @@ def setting_of(experiment: Experiment, name: str | None) -> ResolvedSetting:
         There is no such setting, or there are several and none is named.
     """
     settings = {setting.name: setting for setting in experiment.resolve()}
-    there = ", ".join(map(repr, settings))
+    names = ", ".join(map(repr, settings))
     if name is None and len(settings) > 1:
         raise InvalidArgument(
-            f"experiment {experiment.name!r} has {len(settings)} settings ({there}): say which"
+            f"experiment {experiment.name!r} has {len(settings)} settings ({names}): say which"
         )
     if name is not None and name not in settings:
         raise InvalidArgument(
-            f"experiment {experiment.name!r} has no setting {clean(name)!r}; there are {there}"
+            f"experiment {experiment.name!r} has no setting {clean(name)!r}; there are {names}"
         )
     return settings[name or next(iter(settings))]
 

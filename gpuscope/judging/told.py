@@ -44,7 +44,9 @@ def of_diff(result: DiffResult, again: str = "") -> Verdict:
         turns = result.turns
         rounds = Rounds(turns.unit, len(turns.pairs), len(turns.left_out), len(turns.control))
         clocks = turns.clocks_mhz()
-    split = next((each for each in result.splits if each.of == about.workload), None)
+    split = next(
+        (split_result for split_result in result.splits if split_result.of == about.workload), None
+    )
     spans = result.findings[0].spans
     if split and split.changed and about.workload != result.findings[0].subject["workload"]:
         spans = shown(split, split.changed[0])
@@ -70,8 +72,8 @@ def of_diff(result: DiffResult, again: str = "") -> Verdict:
 def _by_trace(spans: Sequence[Shown]) -> dict[str, list[int]]:
     """Return the rows of each trace."""
     of: dict[str, list[int]] = {}
-    for each in spans:
-        of.setdefault(each.trace, []).append(each.span)
+    for shown_span in spans:
+        of.setdefault(shown_span.trace, []).append(shown_span.span)
     return of
 
 
@@ -126,7 +128,9 @@ def of_findings(result: FindingsResult, again: str) -> Verdict:
     first = result.findings[0]
     return Verdict(
         command="why",
-        verdict="found" if any(each.is_problem for each in result.findings) else "nothing found",
+        verdict="found"
+        if any(finding.is_problem for finding in result.findings)
+        else "nothing found",
         reason=reason_of(" ".join(finding.text for finding in result.findings)),
         what=first.rule,
         is_simulated=result.is_simulated,
@@ -137,8 +141,8 @@ def of_findings(result: FindingsResult, again: str) -> Verdict:
 
 def of_forecast(checked: CompareResult, setting: str) -> Verdict:
     """Return whether a run lies in the bands of its forecast."""
-    inside = [each for each in checked.findings if each.rule == "checked.inside"]
-    outside = [each for each in checked.findings if each.rule == "checked.outside"]
+    inside = [finding for finding in checked.findings if finding.rule == "checked.inside"]
+    outside = [finding for finding in checked.findings if finding.rule == "checked.outside"]
     judged: Judged = "violated" if outside else "holds" if inside else "cannot tell"
     first = next(iter([*outside, *inside, *checked.findings]))
     forecast, other = first["forecast"], first["other"]

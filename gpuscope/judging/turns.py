@@ -55,14 +55,14 @@ class Turns:
         sides = []
         for at in (0, 1):
             clocks = [pair[at].conditions.sm_clock_mhz for pair in self.pairs]
-            known = [clock for clock in clocks if clock is not None]
-            sides.append(median(known) if known else None)
+            readings = [clock for clock in clocks if clock is not None]
+            sides.append(median(readings) if readings else None)
         return sides[0], sides[1]
 
     @property
     def others(self) -> int:
         """How many other processes had a context on the GPU, at most."""
-        every = [each.conditions.others for pair in self.pairs for each in pair]
+        every = [side.conditions.others for pair in self.pairs for side in pair]
         return max(every, default=0)
 
 
@@ -118,10 +118,10 @@ def in_turns(
     alike = of_a or [*zip(alone[::2], alone[1::2], strict=False)]
     spread = usual_spread([(left.conditions, right.conditions) for left, right in alike])
     apart = [differ(left.conditions, right.conditions, spread) for left, right in pairs]
-    kept = [each for each, why in zip(pairs, apart, strict=True) if not why]
+    comparable = [both for both, why in zip(pairs, apart, strict=True) if not why]
     unit = "process" if first.is_process else "round"
     left_out = tuple(filter(None, apart))
-    return Turns(unit, kept, of_a, pairs, left_out, stopped=len(pairs) < rounds)
+    return Turns(unit, comparable, of_a, pairs, left_out, stopped=len(pairs) < rounds)
 
 
 @contextlib.contextmanager
@@ -138,4 +138,4 @@ def numbers(pairs: Sequence[tuple[Round, Round]]) -> list[tuple[str, str]]:
     if not pairs:
         return []
     first = pairs[0][0].values
-    return [key for key in first if all(key in each.values for pair in pairs for each in pair)]
+    return [key for key in first if all(key in side.values for pair in pairs for side in pair)]

@@ -205,33 +205,35 @@ def _put_back(lesson: ModuleType) -> Iterator[None]:
     lesson names in lower case stays: it may change. What is called then, it has from before.
     """
     get, put, drop, key, kind, module = getattr, setattr, delattr, id, type, ModuleType
-    ours = {name: each for name, each in sys.modules.items() if name.split(".")[0] == "gpuscope"}
+    ours = {
+        name: imported for name, imported in sys.modules.items() if name.split(".")[0] == "gpuscope"
+    }
     owners: list[object] = [builtins, random, np, lesson, *ours.values()]
-    known = {id(each) for owner in owners for each in (owner, vars(owner))}
+    ids = {id(holder) for owner in owners for holder in (owner, vars(owner))}
     whose = {*ours, "__main__"}
     for owner in owners:  # it grows
         for value in vars(owner).values():
-            if isinstance(value, _OWNERS) and value.__module__ in whose and id(value) not in known:
-                known.add(id(value))
+            if isinstance(value, _OWNERS) and value.__module__ in whose and id(value) not in ids:
+                ids.add(id(value))
                 owners.append(value)
     names = [(owner, vars(owner), {**vars(owner)}) for owner in owners]
     changed: list[tuple[object, str, object]] = []
 
     def changes(event: str, what: tuple[Untyped, ...]) -> None:
-        if event in _CHANGES and key(get(what[0], "__globals__", what[0])) in known:
+        if event in _CHANGES and key(get(what[0], "__globals__", what[0])) in ids:
             changed.append((what[0], what[1], get(what[0], what[1])))
 
     sys.addaudithook(changes)
     yield
-    known.clear()
+    ids.clear()
     for owner, name, value in changed[::-1]:
         put(owner, name, value)
-    for owner, now, held in names:
+    for owner, now, noted in names:
         has_data = kind(owner) is module and owner is not lesson
-        for name in {*now} - {*held}:
+        for name in {*now} - {*noted}:
             if kind(now[name]) is not module:
                 drop(owner, name)
-        for name, value in held.items():
+        for name, value in noted.items():
             if now.get(name) is not value and not (
                 has_data and name.islower() and get(value, "__name__", None) is None
             ):

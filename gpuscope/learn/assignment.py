@@ -111,7 +111,7 @@ def _copy(book: Path, names: Container[str], counts: Counter[str]) -> str:
     except TraceFormatError as error:
         raise TraceFormatError(f"the lesson {book.name!r} cannot be given out: {error}") from error
     notebook = _foreign.load(book)
-    kept = []
+    copied_cells = []
     for raw, cell in zip(notebook["cells"], cells, strict=True):
         if HELD in cell.tags:
             counts["held"] += 1
@@ -123,8 +123,8 @@ def _copy(book: Path, names: Container[str], counts: Counter[str]) -> str:
         else:
             counts["folds"] += len(_FOLD.findall(cell.source))
             source = _unlinked(_FOLDS.sub(_LEFT_OUT, cell.source).rstrip(), names)
-        kept.append({**raw, "source": source.splitlines(keepends=True)})
-    return json.dumps({**notebook, "cells": kept}, indent=1, ensure_ascii=False) + "\n"
+        copied_cells.append({**raw, "source": source.splitlines(keepends=True)})
+    return json.dumps({**notebook, "cells": copied_cells}, indent=1, ensure_ascii=False) + "\n"
 
 
 def _unlinked(text: str, names: Container[str]) -> str:
@@ -148,6 +148,8 @@ def _unsolved(source: str) -> str:
                 func=ast.Attribute(value=ast.Name("lesson"), attr="check"),
                 args=[_, _, _, ast.List(elts=[*hints, ast.Constant(str(last))]) as listed, *_],
             ) if "\n" in last:
-                whole, *parts = (ast.get_source_segment(source, each) for each in (listed, *hints))
+                whole, *parts = (
+                    ast.get_source_segment(source, expression) for expression in (listed, *hints)
+                )
                 source = source.replace(whole or "", f"[{', '.join(map(str, parts))}]", 1)
     return source

@@ -145,7 +145,7 @@ class Attempt:
             raise Unmet(f"It shall run {listed or 'nothing'}; it ran {instead or 'nothing'}.")
         self.whole(*steps)
         for step in steps:
-            if any(each is step for each in self._changed):
+            if any(changed is step for changed in self._changed):
                 raise Unmet(f"It changed how long {step.name} takes: run it as it was given.")
             array = getattr(step, "array", None)
             if array is not None and not self.work(step.name, writes=array):
@@ -193,7 +193,7 @@ class Attempt:
         """Return the numbers that the program returned, in a container of any kind."""
         if not isinstance(self.value, Iterable):
             raise Unmet(f"It shall return a list of numbers; it returned {given(self.value)}.")
-        return [self.number(each) for each in self.value]
+        return [self.number(returned) for returned in self.value]
 
     def number(self, value: object = RETURNED) -> float:
         """Return the number that the program returned, or another one, if it is finite.
@@ -314,7 +314,7 @@ class Attempt:
         self.shown.append(f"nothing races among {facts.accesses} accesses")
 
     def _named(self, name: str) -> list[_Work]:
-        work = [each for each in self._work if each.name == name]
+        work = [piece for piece in self._work if piece.name == name]
         if not work:
             raise Unmet(f"{name} did not run.")
         return work
@@ -322,7 +322,7 @@ class Attempt:
     def span(self, name: str) -> tuple[int, int]:
         """Return first start and last end of what has a name."""
         work = self._named(name)
-        return min(each.start_ns for each in work), max(each.end_ns for each in work)
+        return min(piece.start_ns for piece in work), max(piece.end_ns for piece in work)
 
 
 def _listed(counts: Counter[str]) -> str:

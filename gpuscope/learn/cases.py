@@ -175,10 +175,10 @@ def _escaping(device: Device, spin: _Spins) -> Case:
     private = device.create_stream(name="library")
     with device.carve({"decode": 16, "prefill": "rest"}) as parts, private:
         decode_stream = parts["decode"].create_stream(name="d0")
-        others = parts["prefill"].create_stream(name="p0")
+        prefill_stream = parts["prefill"].create_stream(name="p0")
         with profile(device) as recording:
             for _ in range(6):
-                spin("prefill", 400).execute(stream=others)
+                spin("prefill", 400).execute(stream=prefill_stream)
                 with CallerStreamGuard(decode_stream):
                     selected = device.wrap_stream(get_caller_stream())
                     selected.launch(attention, spin.ns(90), grid=16, block=32)

@@ -62,8 +62,8 @@ class Flow:
 
     def awaited(self) -> set[str]:
         """Return the names of the work that the host ever knew to be done."""
-        known = set().union(*(piece.did.known for piece in self._pieces))
-        return {self._pieces[at].name for at in self._work_of(known)}
+        done = set().union(*(piece.did.known for piece in self._pieces))
+        return {self._pieces[at].name for at in self._work_of(done)}
 
     def row(self, at: int) -> int | None:
         """Return the row of a piece in the trace."""
@@ -153,12 +153,16 @@ class Flow:
     def _spans(self, at: int, *, writes: bool) -> list[Span]:
         accesses = self._pieces[at].did.accesses
         return [
-            (each.start, each.stop) for each in accesses if (each.writes if writes else each.reads)
+            (access.start, access.stop)
+            for access in accesses
+            if (access.writes if writes else access.reads)
         ]
 
 
 def _bytes_of(arrays: Iterable[Untyped]) -> list[Span]:
-    spans = [(each.start, each.stop) for array in arrays for each in operand_of(array).accesses()]
+    spans = [
+        (access.start, access.stop) for array in arrays for access in operand_of(array).accesses()
+    ]
     return [span for span in spans if span[0] < span[1]]
 
 

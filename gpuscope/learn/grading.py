@@ -185,8 +185,8 @@ def grade(
             stop.set()
         every = [_graded(graded.get(path), _blank(path, Path(folder))) for path in submitted]
     every += _empty_handed(Path(folder), submitted)
-    grades = tuple(grade for each in every for grade in each.grades)
-    not_held = {name for each in every for name in each.not_held}
+    grades = tuple(grade for notebook in every for grade in notebook.grades)
+    not_held = {name for notebook in every for name in notebook.not_held}
     return Grades(
         grades=grades,
         stopped=any(grade.reason.startswith(ENDED_EARLY) for grade in grades),
@@ -336,8 +336,8 @@ def grade_notebook(
         else:
             grade = replace(grade, answer=result.answer, verdict=result.verdict)
         grades.append(grade)
-    held = SYSTEM if report.held is None else report.held
-    not_held = tuple(name for name in SYSTEM if name not in held)
+    held_limits = SYSTEM if report.held is None else report.held
+    not_held = tuple(name for name in SYSTEM if name not in held_limits)
     return Graded(grades, report.cpu_s, not_held)
 
 

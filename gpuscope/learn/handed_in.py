@@ -145,11 +145,11 @@ def merged(lesson: Sequence[Cell], cells: Sequence[Cell]) -> list[Code]:
         id(task): written.get(task.id or "") or _written(task, cells) for task in _tasks(lesson)
     }
     used, given_out = set(map(id, tasks.values())), {cell.source for cell in lesson}
-    known = {cell.id for cell in lesson if cell.id is not None}
+    lesson_ids = {cell.id for cell in lesson if cell.id is not None}
     added: dict[str | None, list[Code]] = {}
     before: str | None = None
     for cell in cells:
-        if cell.id in known:
+        if cell.id in lesson_ids:
             before = cell.id
         elif cell.is_code and id(cell) not in used and cell.source not in given_out:
             added.setdefault(before, []).append(Code("added", cell.source))

@@ -255,8 +255,8 @@ def _children(pid: int | str) -> list[int]:
 
 def _descendants(pid: int) -> list[int]:
     below = _children(pid)
-    for each in below:  # it grows
-        below += _children(each)
+    for child in below:  # it grows
+        below += _children(child)
     return below
 
 

@@ -96,7 +96,7 @@ class _Part:
     """Says what there is, where somebody asks for what there is not."""
 
     def __getattr__(self, name: str) -> Never:
-        names = ", ".join(each for each in dir(self) if not each.startswith("_"))
+        names = ", ".join(attribute for attribute in dir(self) if not attribute.startswith("_"))
         raise AttributeError(
             f"{type(self).__name__} has no {name!r}: on a simulated GPU there is only a part of "
             f"PyTorch, here {names}"
@@ -112,7 +112,7 @@ class Tensor(_Part):
     def copy_(self, src: Tensor, non_blocking: bool = False) -> Tensor:  # noqa: FBT001, FBT002 - as PyTorch's
         """Copy in the current stream; from or to the host, wait for it unless told not to."""
         require_kind("src", src, Tensor)
-        on_host = [isinstance(each, np.ndarray) for each in (self._array, src._array)]
+        on_host = [isinstance(array, np.ndarray) for array in (self._array, src._array)]
         if all(on_host):
             np.copyto(self._array, src._array)  # type: ignore[arg-type]  # both are NumPy's
             return self

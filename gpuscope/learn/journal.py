@@ -113,11 +113,11 @@ class GradeJournal:
         not_held: Iterable[str],
     ) -> None:
         """Append what came of a notebook, so that it is there whatever happens next."""
-        kept = tuple(grades)
-        digests = self._digests(path, kept)
+        notebook_grades = tuple(grades)
+        digests = self._digests(path, notebook_grades)
         if digests is None:
             return
-        entry = Entry(notebook, digests, kept, cpu_s, tuple(not_held))
+        entry = Entry(notebook, digests, notebook_grades, cpu_s, tuple(not_held))
         with self._lock:
             self._file.write(msgspec.json.encode(entry) + b"\n")
             self._file.flush()

@@ -169,8 +169,8 @@ class Lesson:
             form.tell(text, verdict, locked=True)
         elif not form.locked:
             form.tell("It was run before you predicted.", locked=True)
-        kept = replace(first, attempts=result.attempts) if first.measured else result
-        self._results[name] = kept
+        saved_result = replace(first, attempts=result.attempts) if first.measured else result
+        self._results[name] = saved_result
         explanation = figure = None
         if trace is not None:
             if isinstance(why, str):
@@ -182,7 +182,7 @@ class Lesson:
                 guess = low, high
             window = window_ns or window_of(trace, explanation, guess)
             figure = picture(trace, result, explanation, window, guess)
-        return Outcome(result, kept, rule, explanation, figure, then)
+        return Outcome(result, saved_result, rule, explanation, figure, then)
 
     # -- exercises --------------------------------------------------------------------
     @door(program=Callable, device=(Device, None))
@@ -253,9 +253,9 @@ class Lesson:
             if needs is not None:
                 needs(self.device)
         except CapabilityError as error:
-            known = self._results[name]
-            result = replace(known, verdict="not available")
-            self._results[name] = result if known.verdict == "not tried" else known
+            earlier = self._results[name]
+            result = replace(earlier, verdict="not available")
+            self._results[name] = result if earlier.verdict == "not tried" else earlier
             return Feedback(result, str(error), "")
         outcome: bool | str | None = True
         try:

@@ -97,19 +97,19 @@ def check_names(points: Points, asked: Mapping[str, Mapping[str, str]]) -> None:
     InvalidArgument
         There is no lesson or exercise of a name.
     """
-    known = {
+    exercises = {
         lesson.removesuffix(".ipynb"): [name for name in names if names[name] == "exercise"]
         for lesson, names in asked.items()
     }
     for lesson, values in points.lessons.items():
-        if lesson not in known:
+        if lesson not in exercises:
             raise InvalidArgument(
                 f"the points name a lesson {lesson!r}, which is not among those given out"
-                f"{closest(lesson, known)}"
+                f"{closest(lesson, exercises)}"
             )
         for exercise in values:
-            if exercise not in (_WEIGHT, *known[lesson]):
+            if exercise not in (_WEIGHT, *exercises[lesson]):
                 raise InvalidArgument(
                     f"the points name an exercise {exercise!r} of {lesson}; it has "
-                    f"{known[lesson]}, and 'weight'"
+                    f"{exercises[lesson]}, and 'weight'"
                 )

@@ -82,9 +82,9 @@ def recording_of(name: str) -> Trace:
     >>> trace.is_simulated, trace.kind_counts()["kernel"] > 0
     (False, True)
     """
-    known = sorted(path.stem for path in RECORDINGS.glob("*.parquet"))
-    if name not in known:
-        raise NotFound(f"there is no recording {name!r}; there are {known}")
+    recordings = sorted(path.stem for path in RECORDINGS.glob("*.parquet"))
+    if name not in recordings:
+        raise NotFound(f"there is no recording {name!r}; there are {recordings}")
     return load_trace(RECORDINGS / f"{name}.parquet")
 
 

@@ -214,13 +214,13 @@ def _threads_of(user: int) -> int:
 
 def become(user: int) -> None:
     """Change from root to another user, who may read all files."""
-    kept = 1 << _READ_SEARCH
-    _drop_all_but(kept)
+    capability = 1 << _READ_SEARCH
+    _drop_all_but(capability)
     _call("prctl", _SET_KEEP_CAPS, 1, 0, 0, 0)
     os.setgroups([])
     os.setgid(user)
     os.setuid(user)
-    _keep(kept)
+    _keep(capability)
     _call("prctl", _AMBIENT, _RAISE, _READ_SEARCH, 0, 0)
 
 

@@ -136,7 +136,9 @@ class ThreadTurns:
 
         To ask takes time. Who asks for the same work again and again waits for it.
         """
-        while any(each.letter == "R" for each in self._states(self._others(task)).values()):
+        while any(
+            thread_state.letter == "R" for thread_state in self._states(self._others(task)).values()
+        ):
             _nap(_NAP_S)
         asked, count = self._asked.get(task, (None, 0))
         self._asked[task] = work, count + 1 if asked is work else 1
@@ -189,15 +191,15 @@ class ThreadTurns:
 
     def others_stand(self, task: int) -> bool:
         """Whether no thread but this one and those that wait runs, or is about to."""
-        others = self._others(task)
-        before = self._states(others)
-        if any(each.letter != "S" for each in before.values()):
+        other_tasks = self._others(task)
+        before = self._states(other_tasks)
+        if any(thread_state.letter != "S" for thread_state in before.values()):
             return False
         # Who waits for Python's interpreter looks for it again after this interval.
-        _nap(2 * sys.getswitchinterval() + _NAP_S if others else 0)
-        after = self._states(others)
-        for each in before.keys() & after.keys():
-            self._note_look(each, before[each], after[each])
+        _nap(2 * sys.getswitchinterval() + _NAP_S if other_tasks else 0)
+        after = self._states(other_tasks)
+        for other_task in before.keys() & after.keys():
+            self._note_look(other_task, before[other_task], after[other_task])
         return _doings(after) == _doings(before)
 
     def _others(self, task: int) -> set[int]:
@@ -275,7 +277,9 @@ class ThreadTurns:
 
 
 def _doings(states: dict[int, State]) -> dict[int, tuple[str, int]]:
-    return {task: (each.letter, each.sleeps) for task, each in states.items()}
+    return {
+        task: (thread_state.letter, thread_state.sleeps) for task, thread_state in states.items()
+    }
 
 
 _AWAITED: dict[str, Callable[..., list[Untyped]]] = {

@@ -129,7 +129,7 @@ class HostFunctions:
         def tell(kind: str, *what: Untyped, **facts: Untyped) -> None:
             if kind in ("host access", "mark"):
                 since_ns = self.device.now_ns() - _SOON_NS
-                self.tell(each for each in self.ran[-1:] if each.ran_ns >= since_ns)
+                self.tell(function for function in self.ran[-1:] if function.ran_ns >= since_ns)
             elif kind == "seen" and (done := busy & {*what, *facts.values()}):
                 busy.difference_update(done)
                 asked.clear()
@@ -188,7 +188,7 @@ class HostFunctions:
                 running.locks.append(lock)
                 return
             for function in self.ran:
-                if any(each is lock for each in function.locks):
+                if any(held_lock is lock for held_lock in function.locks):
                     self.device.calls.tell("seen", "host function", event=function.event)
 
         def entering(condition: Condition) -> bool:
@@ -221,15 +221,15 @@ def _shared(function: Callable[[], object]) -> set[int]:
     while isinstance(function, functools.partial):
         function = function.func
     within = getattr(function, "__func__", function)
-    held = [getattr(function, "__self__", None)]
+    reachable = [getattr(function, "__self__", None)]
     if isinstance(within, FunctionType):
         names = within.__code__.co_names
-        held += [within.__globals__[name] for name in names if name in within.__globals__]
+        reachable += [within.__globals__[name] for name in names if name in within.__globals__]
         for cell in within.__closure__ or ():
             with contextlib.suppress(ValueError):  # it is empty by now
-                held.append(cell.cell_contents)
+                reachable.append(cell.cell_contents)
     shared = set()
-    for value in held:
+    for value in reachable:
         if type(value) is int:
             shared |= {value} if value >= _LEAST_ADDRESS else set()
         elif not (

@@ -167,7 +167,7 @@ def _find(
     """Return which launches the first and the second work are, and how long a run takes, ns."""
     census = _Census()
     with _watching(census), profile(device, hazards=True) as recording:
-        logs = [each for each in recording.observers if isinstance(each, HazardLog)]
+        logs = [observer for observer in recording.observers if isinstance(observer, HazardLog)]
         census.log = logs[0] if logs else None
         program()
     facts = recording.trace.metadata.hazards
@@ -333,8 +333,10 @@ class _Census(_Watch):
     def launches(self, captured: Captured, rows: list[int]) -> None:
         """Note where each of the nodes was captured, if that was seen."""
         launch_of = self._others.get(captured, {})
-        known = {rows[node]: launch for node, launch in launch_of.items() if node < len(rows)}
-        self.nodes.update(known)
+        launch_of_row = {
+            rows[node]: launch for node, launch in launch_of.items() if node < len(rows)
+        }
+        self.nodes.update(launch_of_row)
 
     def begins(self, queued: _Queued) -> None:
         """Note the row of the work, or those of a graph's nodes."""

@@ -108,9 +108,9 @@ class _Memory:
     def keep(self, of: Iterable[int], entries: Iterable[tuple[_Entry, ...]]) -> None:
         """Put other entries into ranges; those without any go."""
         empty = []
-        for cell, kept in zip(of, entries, strict=True):
-            self.entries[cell] = kept
-            if not kept:
+        for cell, remaining in zip(of, entries, strict=True):
+            self.entries[cell] = remaining
+            if not remaining:
                 empty.append(cell)
         for columns in (self.starts, self.stops, self.entries) if empty else ():
             for cell in reversed(empty):
@@ -150,7 +150,7 @@ class Detector:
         earlier: list[Piece] = []
         pieces = []
         for piece, accesses, host, is_mark in self._kept or ():
-            after, known = (
+            after, known_to_host = (
                 frozenset(
                     number
                     for number, other in enumerate(earlier)
@@ -158,7 +158,7 @@ class Detector:
                 )
                 for then in (piece, Piece(host, "", None))
             )
-            pieces.append(Happened(piece.name, piece.span, accesses, after, known, is_mark))
+            pieces.append(Happened(piece.name, piece.span, accesses, after, known_to_host, is_mark))
             earlier.append(piece)
         return pieces
 
@@ -264,7 +264,7 @@ class Detector:
             if start >= stop:
                 continue
             cells = memory.touched(start, stop) if is_host else memory.cover(start, stop)
-            kept = []
+            cell_entries = []
             for cell in cells:
                 low, high = max(start, memory.starts[cell]), min(stop, memory.stops[cell])
                 rest = []
@@ -282,9 +282,9 @@ class Detector:
                         pairs.setdefault(id(before), []).append((entry, access, low, high))
                 if not is_host:
                     rest.append(_Entry(piece, access))
-                kept.append(tuple(rest))
+                cell_entries.append(tuple(rest))
             if not is_host:
-                memory.keep(cells, kept)
+                memory.keep(cells, cell_entries)
         for shared in pairs.values():
             entry, access, *_ = max(shared, key=_weight)
             kind = _kind(entry, piece, access)
@@ -295,7 +295,7 @@ class Detector:
 
     def _change_hands(self, note: FreedMemory) -> None:
         """Mark who used memory that was freed, but for those whom its owner waits for."""
-        memory, kept = self._memory, []
+        memory, cell_entries = self._memory, []
         cells = memory.touched(note.start, note.stop)
         if not cells:
             return
@@ -322,32 +322,32 @@ class Detector:
                     for entry in entries
                     if not done.follows(entry.piece)
                 )
-            kept.append(entries)
+            cell_entries.append(entries)
         if note.queue is not None:
             self._moments[note.queue] = moment
-        memory.keep(cells, kept)
+        memory.keep(cells, cell_entries)
 
     def _forget(self) -> None:
         """Forget what the host knows to be done: all that comes follows it."""
         memory, now = self._memory, Piece(self._host, "", None)
-        kept = [
+        cell_entries = [
             tuple(entry for entry in entries if not now.follows(entry.piece))
             for entries in memory.entries
         ]
-        memory.keep(range(len(kept)), kept)
+        memory.keep(range(len(cell_entries)), cell_entries)
         self._most_cells = max(_FEW_CELLS, 2 * len(memory.starts))
 
     def _add(self, kind: HazardKind, first: Piece, second: Piece, shared: list[Shared]) -> None:
         """Count a hazard."""
         missing = missing_between(first, second)
         group = (kind, first.name, second.name, first.stream, second.stream, missing)
-        known = self._found.get(group)
-        if known is None:
+        hazard = self._found.get(group)
+        if hazard is None:
             if len(self._found) >= _GROUPS:
                 self._left_out += 1
                 return
             address, nbytes = shared_bytes(shared)
-            known = HazardFact(
+            hazard = HazardFact(
                 kind=kind,
                 first=first.span,
                 second=second.span,
@@ -361,7 +361,7 @@ class Detector:
                 mend=mend_of(missing, first.name, second.name),
                 count=0,
             )
-        self._found[group] = replace(known, count=known.count + 1)
+        self._found[group] = replace(hazard, count=hazard.count + 1)
 
 
 def _same_rows(one: Access, other: Access) -> bool:

@@ -63,7 +63,7 @@ class Piece:
 
     def follows(self, first: Piece) -> bool:
         """Whether an earlier piece happens before it."""
-        here, there = self.moment, first.moment
-        if here.queue == there.queue:
-            return there.number < here.number or bool(self.before >> first.node & 1)
-        return there.queue is None or here.clock.get(there.queue, 0) >= there.number
+        moment, earlier = self.moment, first.moment
+        if moment.queue == earlier.queue:
+            return earlier.number < moment.number or bool(self.before >> first.node & 1)
+        return earlier.queue is None or moment.clock.get(earlier.queue, 0) >= earlier.number

@@ -156,13 +156,13 @@ class PyTorch:
         if on_host:
             self._log.note(HostAccess(operator.name, tuple(on_host)))
         if on_gpu:
-            queue, *others = map(self._current, gpus)
-            for other in others:  # a copy between GPUs, in order with both
+            queue, *other_queues = map(self._current, gpus)
+            for other in other_queues:  # a copy between GPUs, in order with both
                 self._follow(queue, other)
             self._log.add_work(
                 queue, operator.name, tuple(on_gpu), start_ns, is_copy=operator.copies
             )
-            for other in others:
+            for other in other_queues:
                 self._follow(other, queue)
             if waits:
                 self._log.note(HostWait(queue=queue))
@@ -181,16 +181,16 @@ class PyTorch:
         """
         storage = tensor.untyped_storage()
         start = storage.data_ptr()
-        known = self._pinned.get(start)
-        if known is not None and known.expired():
+        weak_storage = self._pinned.get(start)
+        if weak_storage is not None and weak_storage.expired():
             del self._pinned[start]
             self._log.note(FreedMemory(start, start + self._sizes.pop(start, 0)))
-            known = None
-        if known is None and from_now_on and operators.is_pinned(storage):
+            weak_storage = None
+        if weak_storage is None and from_now_on and operators.is_pinned(storage):
             weak = self._torch.multiprocessing.reductions.StorageWeakRef
-            self._pinned[start] = known = weak(storage)
+            self._pinned[start] = weak_storage = weak(storage)
             self._know(tensor)
-        return known is not None
+        return weak_storage is not None
 
     def _is_page_locked(self, tensor: TensorLike) -> bool:
         """Whether a tensor is memory of the host that copies can use behind its back."""

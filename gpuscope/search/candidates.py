@@ -87,8 +87,8 @@ def due(
     in_settings = {"settings", "partitions", "streams", "workloads"}
     same: dict[str, list[int]] = {}
     resolved: list[dict[str, str]] = []
-    for number, each in enumerate(changed):
-        settings, around = each.resolve(), each.model_dump_json(exclude=in_settings)
+    for number, varied in enumerate(changed):
+        settings, around = varied.resolve(), varied.model_dump_json(exclude=in_settings)
         resolved.append({setting.name: setting.model_dump_json() + around for setting in settings})
         if not any(_sizes(setting, layout)[1] for setting in settings):
             for key in resolved[-1].values():
@@ -96,15 +96,19 @@ def due(
     for number, keys in enumerate(resolved):
         numbers = {name: same.get(key, [number]) for name, key in keys.items()}
         first = [name for name, several in numbers.items() if several[0] == number]
-        kept = first or [*numbers][-1:]
+        measured = first or [*numbers][-1:]
         of = {
             name: {
-                path: value if all(points[each][path] == value for each in numbers[name]) else None
+                path: value
+                if all(points[other][path] == value for other in numbers[name])
+                else None
                 for path, value in points[number].items()
             }
             for name in first
         }
-        narrowed = {name: each for name, each in changed[number].settings.items() if name in kept}
+        narrowed = {
+            name: setting for name, setting in changed[number].settings.items() if name in measured
+        }
         yield changed[number].model_copy(update={"settings": narrowed}), of
 
 

@@ -104,9 +104,9 @@ def _places(data: _Table, path: str) -> list[tuple[_Table, str]]:
     carved = [data["partitions"], *(setting["partitions"] for setting in data["settings"].values())]
     places = [(sizes, name) for sizes in carved if sizes and name in sizes]
     if not places:
-        known = dict.fromkeys(key for sizes in carved for key in sizes or ())
+        names = dict.fromkeys(key for sizes in carved for key in sizes or ())
         raise InvalidExperiment(
-            f"{clean(path)}: no setting carves a partition {name!r}; there are: {listed(known)}"
+            f"{clean(path)}: no setting carves a partition {name!r}; there are: {listed(names)}"
         )
     return places
 

@@ -135,9 +135,9 @@ def measure_interference(
     chosen = chosen_pairs([*plan.workloads], pairs, seed)
     jobs: list[tuple[str, dict[_Turn, Plan[Trace]]]] = []
     for number, name in itertools.product(range(rounds), plan.workloads):
-        others = [other for other in plan.workloads if frozenset((name, other)) in chosen]
+        partners = [other for other in plan.workloads if frozenset((name, other)) in chosen]
         planned: dict[_Turn, Plan[Trace]] = {}
-        for names in ((name,), *((name, other) for other in others)):
+        for names in ((name,), *((name, other) for other in partners)):
             label = " with ".join(names) if names[1:] else f"{name} alone"
             planned[number, names] = Plan(_part(plan, number, names), label, _trace, number)
         jobs.append((f"{name}, round {number}", planned))
@@ -186,7 +186,7 @@ def _result(
         for a, b in ordered
     ]
     return InterferenceResult(
-        cells=forecast_cells(cells, [each for each in ordered if frozenset(each) not in chosen]),
+        cells=forecast_cells(cells, [pair for pair in ordered if frozenset(pair) not in chosen]),
         partitions={
             name: partition_label(whole, plan.streams[name].partition) for name in plan.workloads
         },
@@ -204,7 +204,7 @@ def chosen_pairs(names: Sequence[str], pairs: int | None, seed: int) -> list[_Pa
     that nothing relates what both halves bear: there the last workload is tied to one of the ring
     instead.
     """
-    every = [frozenset(each) for each in itertools.combinations(names, 2)]
+    every = [frozenset(pair) for pair in itertools.combinations(names, 2)]
     if pairs is None:
         return every
     needed = min(len(names), len(every))
@@ -218,15 +218,15 @@ def chosen_pairs(names: Sequence[str], pairs: int | None, seed: int) -> list[_Pa
     )
     shuffled = random.Random(seed).sample(names, len(names))  # noqa: S311 - no secret
     ring = shuffled[: len(names) - (len(names) + 1) % 2]
-    chosen = [frozenset(each) for each in zip(ring, ring[1:] + ring[:1], strict=True)]
+    chosen = [frozenset(pair) for pair in zip(ring, ring[1:] + ring[:1], strict=True)]
     if len(ring) < len(names):
         chosen.append(frozenset((shuffled[-1], ring[0])))
-    chosen = [each for each in chosen if len(each) > 1]
+    chosen = [pair for pair in chosen if len(pair) > 1]
     met = Counter(itertools.chain(*chosen))
-    chords = [frozenset(each) for each in itertools.combinations(shuffled, 2)]
-    chords = [each for each in chords if each not in chosen]
+    chords = [frozenset(pair) for pair in itertools.combinations(shuffled, 2)]
+    chords = [pair for pair in chords if pair not in chosen]
     while len(chosen) < pairs:
-        fewest = min(chords, key=lambda each: sorted((met[name] for name in each), reverse=True))
+        fewest = min(chords, key=lambda pair: sorted((met[name] for name in pair), reverse=True))
         chords.remove(fewest)
         chosen.append(fewest)
         met.update(fewest)

@@ -152,9 +152,9 @@ class PointTable:
     def all(self) -> SavedPoints:
         """Return all rows, in memory: those of this process, and what is in the folder by now."""
         self.seal()
-        there = self._there().select(self._schema.names)
+        saved_points = self._there().select(self._schema.names)
         unsaved = [self._table(rows) for rows in self._unsaved.values()]
-        return SavedPoints(self.facts, [pa.concat_tables([there, *unsaved])])
+        return SavedPoints(self.facts, [pa.concat_tables([saved_points, *unsaved])])
 
     def rows(self) -> dict[int, Rows]:
         """Return all rows by the number of the measurement."""
@@ -175,8 +175,8 @@ class PointTable:
         """Return what is in the folder; it has to be of the same sweep."""
         if self._folder is None:
             return SavedPoints(self.facts, [])
-        there, wanted = saved(self._folder, self._prefix), json.loads(json.dumps(self.facts))
-        differs = [] if there is None else list(_differences(there.facts, wanted))
+        saved_points, wanted = saved(self._folder, self._prefix), json.loads(json.dumps(self.facts))
+        differs = [] if saved_points is None else list(_differences(saved_points.facts, wanted))
         if differs:
             more = f" and {len(differs) - 3} more" if len(differs) > 3 else ""
             raise GpuscopeError(
@@ -184,7 +184,7 @@ class PointTable:
                 f"{'; '.join(differs[:3])}{more}. Choose another folder (--out, "
                 "path=), or run the same sweep"
             )
-        return there or SavedPoints(self.facts, [])
+        return saved_points or SavedPoints(self.facts, [])
 
 
 def _differences(there: object, now: object, path: str = "") -> Iterator[str]:

@@ -131,9 +131,9 @@ class SavedPoints:
         if isinstance(part, pa.Table):
             return _as_now(part if chosen is None else part.filter(chosen), wanted)
         with _readable(part):
-            there = [name for name in pq.read_schema(part).names if name in wanted.names]
+            names = [name for name in pq.read_schema(part).names if name in wanted.names]
             how = {"partitioning": None, "page_checksum_verification": True}
-            return _as_now(pq.read_table(part, columns=there, filters=chosen, **how), wanted)
+            return _as_now(pq.read_table(part, columns=names, filters=chosen, **how), wanted)
 
 
 def _as_now(table: pa.Table, wanted: pa.Schema) -> pa.Table:

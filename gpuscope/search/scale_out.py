@@ -305,7 +305,7 @@ class Team:
         gpu, first = outcome.gpu, self.gpu
         self.gpu = first or gpu
         models = [
-            f"{each.name} ({each.sm_count} SMs, {each.driver})" for each in (first, gpu) if each
+            f"{info.name} ({info.sm_count} SMs, {info.driver})" for info in (first, gpu) if info
         ]
         if not self.mixed and len(set(models)) > 1:
             raise GpuscopeError(

@@ -214,9 +214,9 @@ class Search:
 
     def _outlook(self, race: Race) -> Outlook:
         forecast = self._forecast()
-        known = forecast if all(number in forecast for number in self.able) else {}
+        usable_forecast = forecast if all(number in forecast for number in self.able) else {}
         places = {n: indices for n, indices in self.places.items() if n in self.able}
-        return Outlook(race, known, places)
+        return Outlook(race, usable_forecast, places)
 
     def _race(self, samples: Samples) -> Race:
         return Race(samples, self.objective, self.slo, self.confidence, self.repeats, self.sms)

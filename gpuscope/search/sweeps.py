@@ -169,12 +169,12 @@ def sweep(
 
         def result() -> SweepResult:
             series.settle()
-            kept = measured.all()
-            if not kept.numbers:
+            saved_points = measured.all()
+            if not saved_points.numbers:
                 raise NothingRecorded(
                     "the sweep was stopped before anything was recorded: run it again"
                 )
-            return _result(kept, wanted, measured.finished, references.speeds())
+            return _result(saved_points, wanted, measured.finished, references.speeds())
 
         try:
             return as_far_as_measured(measure, result)

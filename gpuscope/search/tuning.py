@@ -133,8 +133,8 @@ def tune(
         )
     serving = described.driven | {goal.workload}  # which have no rate that a setting could cost
     serving |= {limit.workload for limit in limits} if goal.is_of_sms else set()
-    others = [key for key in names if names[key].launches and key not in serving]
-    rates = tuple(Goal(key, "calls_per_s") for key in others)
+    not_serving = [key for key in names if names[key].launches and key not in serving]
+    rates = tuple(Goal(key, "calls_per_s") for key in not_serving)
     target = opened(device)
     with nullcontext() if executor is None else team_of(executor, device, target.info) as team:
         search = Search(

@@ -103,11 +103,11 @@ class Recorded:
         self._taken: Counter[Hashable] = Counter()
         if second is None:
             return
-        known = _known(second)
+        known_of_row = _known(second)
         for row in finished_rows(second):
             if row["kind"] == "kernel":
                 took_ns = max(1, row["end_ns"] - row["start_ns"])
-                self._few[_alike(row, known(row))].append((self._sms(second, row), took_ns))
+                self._few[_alike(row, known_of_row(row))].append((self._sms(second, row), took_ns))
 
     def sm_count(self, row: Row) -> int:
         """Return how many SMs a row's partition has, or the GPU."""
@@ -115,8 +115,8 @@ class Recorded:
 
     def _sms(self, trace: Trace, row: Row) -> int:
         name = row["partition"]
-        known = self._sm_counts.get(name) or trace.metadata.partition(name).sm_count
-        return int(known or self.profile.layout.sm_count)
+        sm_count = self._sm_counts.get(name) or trace.metadata.partition(name).sm_count
+        return int(sm_count or self.profile.layout.sm_count)
 
     def kernel(self, row: Row, alone_ns: float) -> RecordedKernel:
         """Return a kernel's time on any number of SMs, given that alone where it was recorded.
@@ -125,17 +125,17 @@ class Recorded:
         configuration, or of what it is known to compute, is the n-th such kernel of the second
         recording, which may be shorter.
         """
-        here, known = self.sm_count(row), self._known(row)
-        key = _alike(row, known)
-        times_ns = {here: max(1.0, alone_ns)}
-        there = self._few.get(key)
-        if there:
-            count, took_ns = there[self._taken[key] % len(there)]
+        sm_count, traits = self.sm_count(row), self._known(row)
+        key = _alike(row, traits)
+        times_ns = {sm_count: max(1.0, alone_ns)}
+        second_times = self._few.get(key)
+        if second_times:
+            count, took_ns = second_times[self._taken[key] % len(second_times)]
             self._taken[key] += 1
-            if count < here:
+            if count < sm_count:
                 times_ns[count] = took_ns
         launch = Launch.parse(row["launch_config"])
-        return RecordedKernel(row["name"], launch, times_ns, self.profile, known)
+        return RecordedKernel(row["name"], launch, times_ns, self.profile, traits)
 
 
 def _alike(row: Row, known: Known | None) -> Hashable:
@@ -234,7 +234,7 @@ class RecordedWork(Handle):
                 "simulated GPU, such as sim:h200"
             )
         profile = GpuProfile.load(self.device.info.key.removeprefix("sim:"))
-        known = Recorded(trace, profile, second)
+        recorded = Recorded(trace, profile, second)
         rows = [
             row
             for row in finished_rows(trace)
@@ -247,7 +247,7 @@ class RecordedWork(Handle):
         self._kernels = []
         end_ns: int | None = None
         for row in rows:
-            kernel = known.kernel(row, row["end_ns"] - row["start_ns"])
+            kernel = recorded.kernel(row, row["end_ns"] - row["start_ns"])
             gap_ns: int | None = None if end_ns is None else max(0, row["start_ns"] - end_ns)
             end_ns = max(end_ns or 0, row["end_ns"])
             model = _model_of(kernel, gap_ns, row["launch_config"])

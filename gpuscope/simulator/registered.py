@@ -17,12 +17,12 @@ from gpuscope.simulator.profiles.profile import shipped
 
 def _tell_of_writes(device: Device) -> None:
     """Let assignments to the device's arrays count as work where hazards are looked for."""
-    known = weakref.ref(device)  # its backend does not keep it
+    device_reference = weakref.ref(device)  # its backend does not keep it
 
     def assigning(
         target: NativeArray, sources: tuple[NativeArray, ...]
     ) -> AbstractContextManager[Call | None]:
-        device = known()
+        device = device_reference()
         if device is None or not device.calls.watchers:
             return contextlib.nullcontext()
         legacy, accesses = device.wrap_stream(0), of_arrays(sources, (target,))

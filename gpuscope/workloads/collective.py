@@ -114,8 +114,8 @@ class Collective(FunctionHandle[NativeArray]):
         ranks: Ranks | None = None,
     ) -> None:
         if not isinstance(kind, str) or kind not in _NCCL_NAMES:
-            known = ", ".join(map(repr, _NCCL_NAMES))
-            raise InvalidOperand(f"kind is {given(kind)}; {known} are known")
+            kinds = ", ".join(map(repr, _NCCL_NAMES))
+            raise InvalidOperand(f"kind is {given(kind)}; {kinds} are known")
         nbytes = count("nbytes", nbytes, least=1, most=2**40, error=InvalidOperand)
         device = device_for(owner)
         ranks = ranks or ranks_of_process()

@@ -57,8 +57,8 @@ class MemoryKernel(Handle):
 
     def _prepare(self, context: Context, operands: Passed) -> CallWork:
         del operands
-        own = cast("NativeArray", context.own)
-        return CallWork(own, own, (own,))
+        array = cast("NativeArray", context.own)
+        return CallWork(array, array, (array,))
 
 
 class Copy(MemoryKernel):

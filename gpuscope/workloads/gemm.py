@@ -317,7 +317,9 @@ class Gemm(Handle):
             )
         kind = self.device.backend.array_type
         plan = PLANS.get(key_of(out, a, b)) if isinstance(out, kind) else None  # of all devices
-        work = CallWork(None, out, follows=[each for each in (out, a, b) if type(each) is not kind])
+        work = CallWork(
+            None, out, follows=[operand for operand in (out, a, b) if type(operand) is not kind]
+        )
         if plan is None:
             named = (("a", a), ("b", b), ("out", out))
             a, b, out = (self._staged(context, name, value, work) for name, value in named)

@@ -87,8 +87,8 @@ def _of_its_kind(value: object) -> WorkloadSpec:
     kind = value.get("kind")
     called = kind if isinstance(kind, str) else given(kind)
     name = PYTHON if called.partition(":")[0] == PYTHON else called
-    others = [other for other in _PLUGINS.names() if other not in BUILT_IN]
-    words = f"{called!r} is no kind of workload{closest(name, [*BUILT_IN, *others])}"
+    plugins = [other for other in _PLUGINS.names() if other not in BUILT_IN]
+    words = f"{called!r} is no kind of workload{closest(name, [*BUILT_IN, *plugins])}"
     if kind is None:
         words = "missing"
     else:
@@ -97,7 +97,7 @@ def _of_its_kind(value: object) -> WorkloadSpec:
                 return spec.model_validate(value)
         except InvalidExperiment as error:
             words = str(error)
-    spellings = [*(spec.kind_spelling() for spec in BUILT_IN.values()), *others]
+    spellings = [*(spec.kind_spelling() for spec in BUILT_IN.values()), *plugins]
     allowed = ", ".join(map(repr, spellings))
     raise PydanticCustomError("kind", "{words}", {"words": f"{words}; allowed: {allowed}"})
 

@@ -132,9 +132,9 @@ def decode(data: bytes, limits: Limits) -> tuple[list[ChromeEvent], dict[str, ms
     if not is_list:
         top, text = _beside(data)
         if text is ABSENT:
-            there = ", ".join(repr(key[:40]) for key in list(top)[:5]) or "nothing"
+            keys = ", ".join(repr(key[:40]) for key in list(top)[:5]) or "nothing"
             raise TraceFormatError(
-                f"the JSON is no Chrome trace: it has no traceEvents, only {there}"
+                f"the JSON is no Chrome trace: it has no traceEvents, only {keys}"
             )
     most = limits.rows_in_room
     # Each has a phase, however that is escaped.
@@ -188,31 +188,31 @@ def values(text: msgspec.Raw) -> object:
 def nanoseconds(values: list[msgspec.Raw]) -> tuple[Array, Array]:
     """Return µs as ns, exactly, and which of them are numbers at all."""
     texts = [bytes(value) for value in values]
-    known = np.array([bool(text) for text in texts], bool)
-    column = pa.array(texts, pa.binary(), mask=~known)
+    is_number = np.array([bool(text) for text in texts], bool)
+    column = pa.array(texts, pa.binary(), mask=~is_number)
     try:
         exact = column.cast(pa.string()).cast(pa.decimal128(38, 3))
     except pa.ArrowInvalid:
         return _one_by_one(texts)
     if not len(exact):
-        return np.zeros(0, np.int64), known
+        return np.zeros(0, np.int64), is_number
     words = np.frombuffer(exact.buffers()[1], np.int64)[: 2 * len(texts)].reshape(-1, 2)
     low, high = words[:, 0], words[:, 1]
     near = (low > -schema.LATEST_NS) & (low < schema.LATEST_NS)  # the least has no absolute value
-    known &= near & (high == low >> 63)
-    return np.where(known, low, 0), known
+    is_number &= near & (high == low >> 63)
+    return np.where(is_number, low, 0), is_number
 
 
 def _one_by_one(texts: list[bytes]) -> tuple[Array, Array]:
-    values, known = np.zeros(len(texts), np.int64), np.zeros(len(texts), bool)
+    values, is_number = np.zeros(len(texts), np.int64), np.zeros(len(texts), bool)
     for index, text in enumerate(texts):
         try:
             number = Decimal(text.strip(b'"').decode("ascii", "replace"))
         except InvalidOperation:
             continue
         if number.is_finite() and abs(number) < _LATEST_US:
-            values[index], known[index] = int((number * 1000).to_integral_value()), True
-    return values, known
+            values[index], is_number[index] = int((number * 1000).to_integral_value()), True
+    return values, is_number
 
 
 def whole(values: Sequence[object]) -> pa.Array:
@@ -243,14 +243,14 @@ def numbers(values: Sequence[Hashable]) -> tuple[Array, dict[int, str]]:
         if (pc.min(column).as_py() or 0) >= 0:
             return np.asarray(column.fill_null(NONE)), {}
     names: dict[int, str] = {}
-    known: dict[Hashable, int] = {None: NONE}
+    number_of: dict[Hashable, int] = {None: NONE}
     for value in dict.fromkeys(values):
         number = _whole(value)
         if value is not None and (number is None or number < 0):
             number = _NAMED + len(names)
             names[number] = str(value)
-        known[value] = NONE if number is None else number
-    return np.array([known[value] for value in values], np.int64), names
+        number_of[value] = NONE if number is None else number
+    return np.array([number_of[value] for value in values], np.int64), names
 
 
 _NAMED = 10_000_000
@@ -343,9 +343,9 @@ def arguments(
         Those of them that stay JSON.
     """
     read: Values = {name: [] for name in wanted}
-    others = Tally()
+    unread = Tally()
     for at in range(0, len(raws), _AT_ONCE):
-        rows = [_named(raw, others) for raw in raws[at : at + _AT_ONCE]]
+        rows = [_named(raw, unread) for raw in raws[at : at + _AT_ONCE]]
         for name, values in read.items():
             if name in as_written:
                 values += [row.pop(name, ABSENT) for row in rows]
@@ -356,8 +356,8 @@ def arguments(
                 for value in msgspec.json.decode(b"[%b]" % column)
             ]
         for name, count in Counter(chain.from_iterable(rows)).items():
-            others[name] += count
-    return read, others
+            unread[name] += count
+    return read, unread
 
 
 def _named(raw: msgspec.Raw, others: Tally) -> dict[str, msgspec.Raw]:

@@ -91,8 +91,8 @@ def _rows(events: list[ChromeEvent], base: int, uuids: Mapping[int | None, str |
     columns: dict[str, list[Any]] = {
         name: [getattr(arguments, name) for arguments in given] for name in _ARGUMENTS
     }
-    starts, known = raw.nanoseconds([event.ts for event in events])
-    if not known.all():
+    starts, has_start = raw.nanoseconds([event.ts for event in events])
+    if not has_start.all():
         raise TraceFormatError("a span has no start")
     lasts, lasting = raw.nanoseconds([event.dur for event in events])
     columns["start_ns"] = (starts + base).tolist()

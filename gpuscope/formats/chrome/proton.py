@@ -111,8 +111,8 @@ def trace(
     left["events without readable times"] += int(np.count_nonzero(~usable))
     rows = np.flatnonzero(usable)
     scopes = [scopes[row] for row in rows.tolist()]
-    values, others = raw.arguments([event.args for event in scopes], _ARGUMENTS, as_written=())
-    for name, count in others.items():
+    values, unread = raw.arguments([event.args for event in scopes], _ARGUMENTS, as_written=())
+    for name, count in unread.items():
         left[f"arguments {name[:40]!r} of scopes"] += count
     begin, end, writing = (_numbers(values[name]) for name in (_BEGIN, _END, _WRITING))
     blocks = _blocks(
@@ -225,11 +225,11 @@ def _blocks(
 
 def _launches(kernel: Ints, sm: Ints, block: Ints) -> Iterator[int]:
     """Yield for each block the number of its launch: blocks stand by SM, each once a launch."""
-    launch, before, held = -1, (NONE, NONE), set[int]()
+    launch, before, seen_blocks = -1, (NONE, NONE), set[int]()
     for name, core, number in zip(kernel.tolist(), sm.tolist(), block.tolist(), strict=True):
-        if name != before[0] or core < before[1] or number in held:
-            launch, held = launch + 1, set()
-        held.add(number)
+        if name != before[0] or core < before[1] or number in seen_blocks:
+            launch, seen_blocks = launch + 1, set()
+        seen_blocks.add(number)
         before = name, core
         yield launch
 
@@ -258,8 +258,8 @@ def _put_together(
     inner = starts - first[blocks.of_scope]
     # Where the block's end was told, by a step of the GPU's clock later than that.
     scope_start, scope_end = (
-        np.minimum(begin[blocks.of_scope] + _scaled(each, scale), end[blocks.of_scope])
-        for each in (inner, inner + lasts)
+        np.minimum(begin[blocks.of_scope] + _scaled(offset, scale), end[blocks.of_scope])
+        for offset in (inner, inner + lasts)
     )
     kernel_start = np.full(launches, schema.LATEST_NS, np.int64)
     kernel_end = np.zeros(launches, np.int64)
@@ -327,13 +327,13 @@ def _fitting(blocks: _Blocks, assumed_mhz: float) -> float:
 
     No lower than what the writer assumed: a block whose scopes cover little of it tells nothing.
     """
-    known = (blocks.begin_ns >= 0) & (blocks.end_ns > blocks.begin_ns)
-    if not known.any():
+    has_times = (blocks.begin_ns >= 0) & (blocks.end_ns > blocks.begin_ns)
+    if not has_times.any():
         return assumed_mhz
-    times = np.unique(np.r_[blocks.begin_ns[known], blocks.end_ns[known]])
+    times = np.unique(np.r_[blocks.begin_ns[has_times], blocks.end_ns[has_times]])
     step = min(int(np.gcd.reduce(np.diff(times))), _COARSEST_NS)
-    took = (blocks.end_ns - blocks.begin_ns)[known] + step
-    cycles = (blocks.last_ns - blocks.first_ns)[known] * assumed_mhz
+    took = (blocks.end_ns - blocks.begin_ns)[has_times] + step
+    cycles = (blocks.last_ns - blocks.first_ns)[has_times] * assumed_mhz
     return float(np.clip((cycles / took).max(), assumed_mhz, _HIGHEST_MHZ))
 
 

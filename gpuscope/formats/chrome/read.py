@@ -86,12 +86,12 @@ def _trace(
     on_gpu = spans.is_(*_ON_GPU)
     called = np.flatnonzero(on_gpu | spans.is_("api"))
     calling = [spans.events[row] for row in rows[called].tolist()]
-    arguments, others = raw.arguments(
+    arguments, unread = raw.arguments(
         [event.args for event in calling], _WANTED, as_written=("grid", "block")
     )
     for event in calling:  # they are read
         event.args = raw.ABSENT
-    for key, number in others.items():
+    for key, number in unread.items():
         spans.left[f"arguments {key[:40]!r} of GPU work and API calls"] = number
     columns, streams = _places(spans, called, on_gpu, arguments, limits)
     devices = sorted(set(columns["device"][on_gpu].tolist()) - {NONE})
@@ -138,11 +138,11 @@ def _launches(
     at = joins.match(columns["correlation"], columns["correlation"][calls])
     at = np.where(on_gpu & (columns["correlation"] > 0), at, NONE)
     call = arrow.picked(calls, at)
-    known = call >= 0
+    has_call = call >= 0
     process = np.where(on_gpu, arrow.picked(process, call), process)
     thread = np.where(on_gpu, arrow.picked(thread, call), thread)
-    queued = np.where(known & ~spans.open[rows[call]], spans.ends[rows[call]], NONE)
-    work = known & spans.is_(*WORK)
+    queued = np.where(has_call & ~spans.open[rows[call]], spans.ends[rows[call]], NONE)
+    work = has_call & spans.is_(*WORK)
     launches = (ids[call[work]], ids[work], "launch")
     arrows = [part for part in flows(spans, ids) if part[2] != "launch" or not len(launches[0])]
     columns |= {"process": process, "thread": thread}
@@ -163,9 +163,9 @@ def _parents(spans: Spans, on_gpu: Array, ids: Array) -> pa.Array:
     starts = spans.starts[rows]
     around = np.full(len(rows), NONE, np.int64)
     around[nests] = joins.enclosing(owner[nests], starts[nests], ends[nests])
-    others = np.flatnonzero(~on_gpu & ~spans.is_("range"))
-    around[others] = joins.innermost(
-        owner[others], starts[others], owner[nests], starts[nests], ends[nests]
+    leaves = np.flatnonzero(~on_gpu & ~spans.is_("range"))
+    around[leaves] = joins.innermost(
+        owner[leaves], starts[leaves], owner[nests], starts[nests], ends[nests]
     )
     return arrow.nullable(arrow.picked(ids[nests], around))
 
@@ -176,14 +176,14 @@ def _payloads(spans: Spans, ranges: Array) -> pa.Array:
         bytes(spans.events[row].args) if is_range else b""
         for row, is_range in zip(spans.rows.tolist(), ranges.tolist(), strict=True)
     ]
-    kept = [
+    payloads = [
         text if 2 < len(text) <= raw.LONGEST_TEXT and text != b"null" else None for text in texts
     ]
     too_long = sum(len(text) > raw.LONGEST_TEXT for text in texts)
     spans.left[f"arguments of more than {raw.LONGEST_TEXT:,} bytes"] = too_long
-    if all(text is None for text in kept):
-        return pa.nulls(len(kept))
-    return pa.array(kept, pa.binary()).cast(pa.string()).dictionary_encode()
+    if all(text is None for text in payloads):
+        return pa.nulls(len(payloads))
+    return pa.array(payloads, pa.binary()).cast(pa.string()).dictionary_encode()
 
 
 def _counters(spans: Spans, first: int, limits: Limits) -> pa.Table:
@@ -230,11 +230,11 @@ def _metadata(
     keep_private: bool,
 ) -> TraceMetadata:
     plain = (lambda name: name) if keep_private else public_text
-    known = {f"cuda:{index}": DeviceFacts(index, name=f"GPU {index}") for index in devices}
+    device_facts = {f"cuda:{index}": DeviceFacts(index, name=f"GPU {index}") for index in devices}
     for facts in _listed(fact(top, "deviceProperties"), dict):
         index, name, count = (facts.get(key) for key in ("id", "name", "numSms"))
         if valid.is_short(index) and isinstance(name, str):
-            known[f"cuda:{index}"] = DeviceFacts(
+            device_facts[f"cuda:{index}"] = DeviceFacts(
                 index, name=name[:LONGEST_FACT], sm_count=count if valid.is_short(count) else None
             )
     ranks = _ranks(fact(top, "distributedInfo"))
@@ -250,7 +250,7 @@ def _metadata(
         notes.append(LEFT_OUT)
     return TraceMetadata(
         time_base=spans.time_base,
-        devices=known,
+        devices=device_facts,
         ranks=ranks,
         process_names=_used(spans.process_names, table.column("process"), plain),
         thread_names=_used(spans.thread_names, table.column("thread"), plain),
@@ -265,10 +265,12 @@ def _metadata(
 
 def _ranks(distributed: object) -> tuple[RankFacts, ...]:
     """Return the rank that Kineto tells, if it does."""
-    known = distributed if isinstance(distributed, dict) else {}
+    fields = distributed if isinstance(distributed, dict) else {}
     with contextlib.suppress(msgspec.ValidationError):
         names = ("rank", "world_size", "backend")
-        return (msgspec.convert({name: known[name] for name in names if name in known}, RankFacts),)
+        return (
+            msgspec.convert({name: fields[name] for name in names if name in fields}, RankFacts),
+        )
     return ()
 
 
@@ -291,10 +293,10 @@ def _places(
     columns: Columns = {"launch_config": _launch_configs(count, called, arguments)}
     for name, argument in {**_ARGUMENTS, **_WAITS}.items():
         values = raw.whole(arguments.pop(argument))
-        known = np.asarray(values.is_valid(), dtype=bool)
+        has_value = np.asarray(values.is_valid(), dtype=bool)
         numbers = np.full(count, NONE, np.int64)
-        if known.any():
-            numbers[called[known]] = np.asarray(values.drop_null())
+        if has_value.any():
+            numbers[called[has_value]] = np.asarray(values.drop_null())
         columns[name] = numbers
     in_graph = columns["graph"] > 0
     columns["graph"] = np.where(in_graph, columns["graph"], NONE)

@@ -97,10 +97,10 @@ class Spans:
     def _describe(self, top: dict[str, msgspec.Raw]) -> None:
         """Take the clock and the names of processes and threads."""
         base = fact(top, "baseTimeNanoseconds")
-        known = self.starts[~self.of("M")]
+        event_starts = self.starts[~self.of("M")]
         if isinstance(base, int) and 0 < base < _UNIX_NS * 4:
             self.base_ns, self.time_base = base, "unix"
-        elif len(known) and int(np.median(known)) > _UNIX_NS:
+        elif len(event_starts) and int(np.median(event_starts)) > _UNIX_NS:
             self.time_base = "unix"
         names = {
             "process_name": (self.process, self.process_names),

@@ -176,10 +176,10 @@ class _Events:
         """
         ends, ids = (self.all_edges.column(name) for name in ("from", "to")), self.trace.array("id")
         source, target = (match(np.asarray(column, np.int64), ids) for column in ends)
-        known = (source >= 0) & (target >= 0)
-        known[known] = ~self.counter[source[known]] & ~self.counter[target[known]]
-        edge = np.flatnonzero(known)
-        self.lost_edges = len(known) - len(edge)
+        is_drawn = (source >= 0) & (target >= 0)
+        is_drawn[is_drawn] = ~self.counter[source[is_drawn]] & ~self.counter[target[is_drawn]]
+        edge = np.flatnonzero(is_drawn)
+        self.lost_edges = len(is_drawn) - len(edge)
         self.edges = len(edge)
         return edge, source[edge], target[edge]
 
@@ -241,8 +241,8 @@ class _Events:
         top |= {"deviceProperties": devices, "otherData": other}
         ranks = self.trace.metadata.ranks
         if len(ranks) == 1:  # as Kineto writes it; HolisticTraceAnalysis looks for the rank here
-            known = ("backend", "rank", "world_size")
-            top["distributedInfo"] = {name: getattr(ranks[0], name) for name in known}
+            fields = ("backend", "rank", "world_size")
+            top["distributedInfo"] = {name: getattr(ranks[0], name) for name in fields}
         lines = ",\n".join(self.metadata.lines)
         return f'{json.dumps(top)[:-1]},\n"traceEvents":[\n{lines}'
 

@@ -218,9 +218,9 @@ class OpenExport:
         }
         if self.own_metadata is not None:
             gpus = {facts.index: facts for facts in self.own_metadata.devices.values()}
-        known = self.database.rows("TARGET_INFO_CUDA_DEVICE", ("cudaId", "gpuId"))
-        if known:
-            gpus = {cuda: gpus.get(gpu, DeviceFacts()) for cuda, gpu in known}
+        cuda_devices = self.database.rows("TARGET_INFO_CUDA_DEVICE", ("cudaId", "gpuId"))
+        if cuda_devices:
+            gpus = {cuda: gpus.get(gpu, DeviceFacts()) for cuda, gpu in cuda_devices}
         return {
             index: replace(facts, index=index, name=facts.name or f"GPU {index}")
             for index, facts in gpus.items()
@@ -283,8 +283,10 @@ class OpenExport:
             name = f"{name} of process {pid}"
         parent = self._contexts.get((pid, green))
         if name not in self.partitions:
-            known = parent if isinstance(parent, int) else None
-            self.partitions[name] = PartitionFacts(context=green, process=pid, parent_context=known)
+            parent_context = parent if isinstance(parent, int) else None
+            self.partitions[name] = PartitionFacts(
+                context=green, process=pid, parent_context=parent_context
+            )
         return name
 
     @cached_property

@@ -43,8 +43,8 @@ def read(capture: OpenExport) -> SpanColumns:
     categories = _names(events, names, _CATEGORY, ("domainId", "category"))
     taken = np.isin(kind, (*_MARK, *_PUSH_POP, *_START_END))
     described = np.isin(kind, (DOMAIN, DOMAIN_END, *_CATEGORY))
-    others = np.unique(kind[~taken & ~described], return_counts=True)
-    for number, count in zip(*others, strict=True):
+    other_types = np.unique(kind[~taken & ~described], return_counts=True)
+    for number, count in zip(*other_types, strict=True):
         capture.not_taken[f"rows of {NVTX} of type {number} not taken"] = int(count)
     rest = np.flatnonzero(taken)
     payload = _payloads(capture, events, loose, rest)
@@ -58,10 +58,12 @@ def read(capture: OpenExport) -> SpanColumns:
     rows = capture.rows(len(rest))
     nesting = np.flatnonzero(np.isin(kind, _PUSH_POP))
     nesting_ends = np.where(ends == NONE, _OPEN, capture.times(ends))
-    held = events["globalTid"][nesting], starts[nesting], nesting_ends[nesting]
-    around = joins.innermost(events["globalTid"], starts, *held)
-    around[nesting] = joins.enclosing(*held)
-    joined = dict(zip(("owner", "starts", "ends", "rows"), (*held, rows[nesting]), strict=True))
+    nested_ranges = events["globalTid"][nesting], starts[nesting], nesting_ends[nesting]
+    around = joins.innermost(events["globalTid"], starts, *nested_ranges)
+    around[nesting] = joins.enclosing(*nested_ranges)
+    joined = dict(
+        zip(("owner", "starts", "ends", "rows"), (*nested_ranges, rows[nesting]), strict=True)
+    )
     color, low = events["color"], events["color"] & 0xFFFFFFFF
     argb = np.where(low >> 24, low, low | _OPAQUE)
     columns = {
@@ -89,9 +91,9 @@ def _named(name: str | None, *, is_own: bool) -> str:
 def _loose(capture: OpenExport, count: int) -> _Loose:
     """Return the columns that are no plain integers; ``None`` for what is not there."""
     names = ("text", "jsonText", "binaryData", *_VALUES)
-    there = capture.database.filled(NVTX, names)
-    columns = zip(*capture.database.rows(NVTX, there), strict=True)
-    values = dict(zip(there, map(list, columns), strict=False))
+    filled = capture.database.filled(NVTX, names)
+    columns = zip(*capture.database.rows(NVTX, filled), strict=True)
+    values = dict(zip(filled, map(list, columns), strict=False))
     # A damaged table may have other rows the second time.
     whole = {name: column for name, column in values.items() if len(column) == count}
     return {name: whole.get(name) for name in names}

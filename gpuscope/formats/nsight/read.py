@@ -61,11 +61,11 @@ def read_sqlite(path: Path, limits: Limits, *, keep_private: bool = False) -> Tr
 
 def _read(database: Database, name: str, *, keep_private: bool) -> Trace:
     if not any(database.has(table, "start") for table in (*cuda.TABLES, RUNTIME, NVTX)):
-        there = ", ".join(repr(table[:40]) for table in list(database.tables)[:5]) or "none"
+        table_names = ", ".join(repr(table[:40]) for table in list(database.tables)[:5]) or "none"
         raise TraceFormatError(
             f"{name!r} is SQLite, but no export of Nsight Systems with CUDA or NVTX in it; its "
-            f"tables: {there}. Record with nsys profile --trace=cuda,nvtx, and export with nsys "
-            "export --type=sqlite"
+            f"tables: {table_names}. Record with nsys profile --trace=cuda,nvtx, and export with "
+            "nsys export --type=sqlite"
         )
     own_metadata = _own_metadata(database)
     capture = OpenExport(database, own_metadata)
@@ -124,8 +124,8 @@ def _metadata(capture: OpenExport, spans: pa.Table, *, keep_private: bool) -> Tr
 
 def _tables_left(database: Database) -> dict[str, int]:
     """Return how many rows nobody asked for, by table."""
-    others = [name for name in database.tables if name not in database.asked]
-    names = [name for name in others if not name.startswith(_DESCRIPTIONS)]
+    unasked = [name for name in database.tables if name not in database.asked]
+    names = [name for name in unasked if not name.startswith(_DESCRIPTIONS)]
     rows = {f"rows of {name[:_LONGEST_NAME]} not taken": database.count(name) for name in names}
     return {what: count for what, count in rows.items() if count}
 

@@ -146,8 +146,8 @@ class Ids:
         process = column(trace, "process")
         called = np.where(calls >= 0, process[np.maximum(calls, 0)], NOTHING)
         process = np.where(process == NOTHING, called, process)
-        known = process[process != NOTHING]
-        self._given = np.where(process == NOTHING, known[0] if len(known) else 1, process)
+        processes = process[process != NOTHING]
+        self._given = np.where(process == NOTHING, processes[0] if len(processes) else 1, process)
         threads = [column(trace, name) for name in ("thread", "end_thread")]
         self._short = _shortened(np.concatenate([self._given, *threads]))
         self.shortened = bool(self._short)
@@ -255,18 +255,18 @@ def facts(
     trace: Trace, ids: Ids, contexts: Contexts, strings: dict[str, int], base_ns: int, last_ns: int
 ) -> Iterator[nsys.Chunk]:
     """Yield the rows of every table that is not of spans, the strings last."""
-    known = trace.metadata
+    metadata = trace.metadata
     moment = dt.datetime.fromtimestamp(base_ns // 10**9, dt.UTC).strftime("%FT%T")
     export = {"EXPORT_PRODUCT_NAME": "gpuscope", "EXPORT_PRODUCT_VERSION": version()}
     export["EXPORT_SCHEMA_VERSION"] = nsys.VERSION
     for part, number in zip(("MAJOR", "MINOR", "MICRO"), nsys.VERSION.split("."), strict=True):
         export[f"EXPORT_SCHEMA_VERSION_{part}"] = number
-    ours = {"schema_version": str(schema.SCHEMA_VERSION), "metadata": known.to_json()}
+    ours = {"schema_version": str(schema.SCHEMA_VERSION), "metadata": metadata.to_json()}
     capture = {"CAPTURE_PRODUCT_NAME": "gpuscope"}
-    if known.incomplete:
-        ours["incomplete"] = capture["CAPTURE_INCOMPLETE"] = known.incomplete
+    if metadata.incomplete:
+        ours["incomplete"] = capture["CAPTURE_INCOMPLETE"] = metadata.incomplete
     processes = ids.processes()
-    gpus = [gpu for gpu in known.devices.values() if gpu.index is not None]
+    gpus = [gpu for gpu in metadata.devices.values() if gpu.index is not None]
     described = [(nsys.VM, gpu.index, gpu.name, gpu.sm_count, gpu.uuid, gpu.index) for gpu in gpus]
     yield from chunk("TARGET_INFO_GPU", described, "vmId id name smCount uuid cuDevice")
     tables: dict[str, Collection[Row]] = {
@@ -282,7 +282,7 @@ def facts(
             for thread, name in ids.thread_names()
         ],
         "PROCESSES": [(nsys.VM | pid << BITS, pid, name) for pid, name in processes.items()],
-        nsys.HAZARDS: [astuple(hazard) for hazard in (known.hazards or HazardFacts()).found],
+        nsys.HAZARDS: [astuple(hazard) for hazard in (metadata.hazards or HazardFacts()).found],
         "META_DATA_EXPORT": export.items(),
         "EXPORT_META_DATA": export.items(),
         "META_DATA_CAPTURE": capture.items(),

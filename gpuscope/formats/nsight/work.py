@@ -30,8 +30,8 @@ def read_calls(capture: OpenExport, ranges: SpanColumns) -> SpanColumns:
     wanted = ("start", "end", "globalTid", "correlationId", "nameId", "returnValue")
     table = capture.database.integers(nsys.RUNTIME, wanted)
     columns = capture.shared("api", table)
-    held = (ranges.joins[name] for name in ("owner", "starts", "ends"))
-    around = joins.innermost(table["globalTid"], columns["start_ns"], *held)
+    range_columns = (ranges.joins[name] for name in ("owner", "starts", "ends"))
+    around = joins.innermost(table["globalTid"], columns["start_ns"], *range_columns)
     columns |= {
         "parent": arrow.nullable(arrow.picked(ranges.joins["rows"], around)),
         "name": capture.texts(table["nameId"], "(unnamed call)"),
@@ -58,8 +58,8 @@ def _call_of(calls: SpanColumns, process: Array, correlation: Array) -> Array:
 # -- work ----------------------------------------------------------------------------------
 def read_work(capture: OpenExport, calls: SpanColumns) -> list[SpanColumns]:
     """Return kernels, copies, memsets, and launches of graphs that were taken as a whole."""
-    there = [table for table in TABLES if capture.database.has(table, "start", "end")]
-    return [_work(capture, calls, table, *TABLES[table]) for table in there]
+    present = [table for table in TABLES if capture.database.has(table, "start", "end")]
+    return [_work(capture, calls, table, *TABLES[table]) for table in present]
 
 
 def _work(
@@ -98,8 +98,8 @@ def _work(
 
 def _name_column(capture: OpenExport) -> str:
     """Return the column of kernels' names; not every report has the first."""
-    there = capture.database.tables.get(nsys.KERNEL, ())
-    return next((column for column in _NAMES if column in there), _NAMES[0])
+    columns = capture.database.tables.get(nsys.KERNEL, ())
+    return next((column for column in _NAMES if column in columns), _NAMES[0])
 
 
 def _kernel(capture: OpenExport, table: _Columns) -> Columns:
@@ -218,8 +218,8 @@ def launch_edges(work: list[SpanColumns]) -> list[tuple[Array, Array, str]]:
     """Return (call, work) for all work whose call is known."""
     edges = []
     for part in work:
-        known = part.joins["call"] != NONE
-        edges.append((part.joins["call"][known], part.rows[known], "launch"))
+        has_call = part.joins["call"] != NONE
+        edges.append((part.joins["call"][has_call], part.rows[has_call], "launch"))
     return edges
 
 

@@ -57,8 +57,8 @@ def write_sqlite(trace: Trace, path: Path, step: Step) -> None:
     address = f"{path.resolve().as_uri()}?mode=ro"
     with contextlib.closing(sqlite3.connect(address, uri=True)) as database:
         for table, count in expected.items():
-            (held,) = database.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608
-            check_count(path, f"rows of {table}", count, held)
+            (written,) = database.execute(f"SELECT count(*) FROM {table}").fetchone()  # noqa: S608
+            check_count(path, f"rows of {table}", count, written)
 
 
 def _fill(database: sqlite3.Connection, trace: Trace, step: Step) -> dict[str, int]:
@@ -115,8 +115,8 @@ class _Tables:
         spans = self.trace.spans
         given = [name for name in schema.SPAN_TYPES if spans.column(name).null_count < len(spans)]
         columns = {table: list(names) for table, names in nsys.EXTRA.items()}
-        known = {"context": self.contexts.context, "correlation": self.correlation}
-        other = [name for name, values in known.items() if (self.column(name) != values).any()]
+        derived = {"context": self.contexts.context, "correlation": self.correlation}
+        other = [name for name, values in derived.items() if (self.column(name) != values).any()]
         for table in (nsys.KERNEL, nsys.MEMCPY, nsys.MEMSET):
             columns[table] += other
         if self.ids.shortened:
@@ -190,8 +190,8 @@ class _Tables:
                 some = rows[low : low + _ROWS]
                 columns = {**make(some), **self.ours(table, some)}
                 lists = {name: nsys_values.listed(column) for name, column in columns.items()}
-                known = {name: values for name, values in lists.items() if values is not None}
-                yield table, list(known), [*known.values()], len(some)
+                filled = {name: values for name, values in lists.items() if values is not None}
+                yield table, list(filled), [*filled.values()], len(some)
         yield from self._edges()
         latest = np.where(self.ends == NOTHING, self.starts, self.ends)
         last_ns = int(latest.max()) - self.base_ns if len(latest) else 0

@@ -140,9 +140,9 @@ def contexts(trace: Trace, is_work: Bools, interned: Interned) -> Ints:
     process = trace.array("process", fill=NONE).astype(np.int64)
     calls = launch_calls(trace)
     process = np.where(process == NONE, arrow.picked(process, calls), process)
-    known = np.unique(process[process != NONE])
-    if len(known) == 1:
-        process[:] = known[0]
+    processes = np.unique(process[process != NONE])
+    if len(processes) == 1:
+        process[:] = processes[0]
     numbers = np.zeros(len(trace), np.int64)
     columns = [trace.array(name, fill=NONE) for name in ("device", "context", "green_context")]
     columns.append(codes(trace.spans.column("partition"))[0])

@@ -52,7 +52,7 @@ class TracePlan:
         self.trace = trace
         self.starts, self.ends = times(trace, 0)
         keys, track = layout(trace).of(trace)
-        self._classify(np.array([each.group for each in keys], np.int64)[track])
+        self._classify(np.array([key.group for key in keys], np.int64)[track])
         lasts = np.where(self.what >= INSTANT, self.starts, self.ends)
         order, lane = nested(track, self.starts, lasts)
         self._order(order)
@@ -99,12 +99,12 @@ class TracePlan:
         source, target = (
             match(np.asarray(trace.edges.column(name), np.int64), ids) for name in ("from", "to")
         )
-        known = (source >= 0) & (target >= 0)
-        known[known] = (self.what[source[known]] < GPU_COUNTER) & (
-            self.what[target[known]] < GPU_COUNTER
+        is_drawn = (source >= 0) & (target >= 0)
+        is_drawn[is_drawn] = (self.what[source[is_drawn]] < GPU_COUNTER) & (
+            self.what[target[is_drawn]] < GPU_COUNTER
         )
-        edge = np.flatnonzero(known)
-        self.lost_edges = len(known) - len(edge)
+        edge = np.flatnonzero(is_drawn)
+        self.lost_edges = len(is_drawn) - len(edge)
         source, target = source[edge], target[edge]
         from_stage, to_stage = (self.what[rows] == STAGE for rows in (source, target))
 
@@ -112,8 +112,10 @@ class TracePlan:
             order = np.argsort(rows[chosen], kind="stable")
             number = np.bincount(rows[chosen], minlength=count)
             bounds = pa.array(np.r_[0, np.cumsum(number)])
-            held = pa.array(values).take(np.flatnonzero(chosen)[order])
-            return pa.LargeListArray.from_arrays(bounds, held, mask=pa.array(number == 0))
+            attached_values = pa.array(values).take(np.flatnonzero(chosen)[order])
+            return pa.LargeListArray.from_arrays(
+                bounds, attached_values, mask=pa.array(number == 0)
+            )
 
         waits = from_stage & to_stage
         kinds = trace.edges.column("kind").take(edge).cast(pa.string()).combine_chunks()

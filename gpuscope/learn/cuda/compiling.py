@@ -111,7 +111,11 @@ class Signature:
                 f"{text!r} declares no function with named parameters: write it as in "
                 "'void scale(float* out, int n)'"
             )
-        pairs = [(each[1].strip(), each[2]) for each in parameters if each is not None]
+        pairs = [
+            (parameter[1].strip(), parameter[2])
+            for parameter in parameters
+            if parameter is not None
+        ]
         types, names = (tuple(column) for column in zip(*pairs, strict=True)) if pairs else ((), ())
         return cls(match[1], match[2], types, names)
 
@@ -126,7 +130,7 @@ def as_cpp(
     is_inside
         Whether it is a library, to be called in this process.
     """
-    declared, known = [], []
+    declared, entries = [], []
     for number, kernel in enumerate(kernels):
         pairs = [f"{kind} {name}" for kind, name in zip(kernel.types, kernel.names, strict=True)]
         values = "".join(f", {name}" for name in kernel.names)
@@ -137,7 +141,7 @@ def as_cpp(
             f"{{gpuscope::kernels::{kernel.name}}};"
         )
         sizes = ", ".join(f"sizeof({kind})" for kind in kernel.types)
-        known.append(f"{{(const void*){kernel.name}, {len(kernel.types)}, {{{sizes}}}}},")
+        entries.append(f"{{(const void*){kernel.name}, {len(kernel.types)}, {{{sizes}}}}},")
     types = ", ".join(entry.types)
     return "\n".join(
         [
@@ -151,7 +155,7 @@ def as_cpp(
                 f"{entry.returns} (*)({types})>, "
                 f'"keep it as {entry.returns} {entry.name}({types})");'
             ),
-            f"const gpuscope::Known gpuscope::known[] = {{{''.join(known)} {{}}}};",
+            f"const gpuscope::Known gpuscope::known[] = {{{''.join(entries)} {{}}}};",
             f"const int gpuscope::known_count = {len(kernels)};",
             (_LIBRARY if is_inside else _PROGRAM).replace("ENTRY", entry.name),
             "",
@@ -296,9 +300,9 @@ def _errors(text: str) -> str:
     """Return what a compiler complains of: first in the learner's lines, else anywhere."""
     line_errors = _ERROR.findall(text)
     lines = [f"Line {line}: {_UNCONFIGURED.sub(_CONFIGURE, what)}" for line, what in line_errors]
-    others = re.findall(r"(?:error: |undefined reference ).*", text)
-    says = ". ".join((lines or others or [text.strip()[-300:] or "It says nothing"])[:_SHOWN]) + "."
+    errors = re.findall(r"(?:error: |undefined reference ).*", text)
+    says = ". ".join((lines or errors or [text.strip()[-300:] or "It says nothing"])[:_SHOWN]) + "."
     if _LACKS.search(says):
-        known = dict.fromkeys(_CALL.findall((_HERE / "cuda_runtime.h").read_text("utf-8")))
-        says += f" Of CUDA there is only the part that the lessons teach: {', '.join(known)}."
+        taught = dict.fromkeys(_CALL.findall((_HERE / "cuda_runtime.h").read_text("utf-8")))
+        says += f" Of CUDA there is only the part that the lessons teach: {', '.join(taught)}."
     return says

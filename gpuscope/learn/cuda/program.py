@@ -128,7 +128,7 @@ class CudaProgram:
         self.require(device)
         self._entry = Signature.read(signature)
         self._kernels = [(Signature.read(text), kernel) for text, kernel in kernels.items()]
-        declared = tuple(each for each, _ in self._kernels)
+        declared = tuple(kernel_signature for kernel_signature, _ in self._kernels)
         is_inside = runs_inside(device)
         text = as_cpp(source, self._entry, declared, is_inside=is_inside)
         self._compiled = compiled(text, is_inside=is_inside)

@@ -227,8 +227,8 @@ class Runtime:
 
     def know(self, array: Untyped) -> int:
         """Let a program use an array of the device; returns its address there."""
-        for address, known in self._arrays.items():
-            if known is array:
+        for address, known_array in self._arrays.items():
+            if known_array is array:
                 return address
         address = self._next_address
         if self._device.is_simulated:

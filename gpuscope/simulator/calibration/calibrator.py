@@ -368,9 +368,11 @@ def fit(
 
 
 def _check_enough(rows: Sequence[MeasuredShape]) -> None:
-    there = {kind(row) for row in rows}
+    measured_kinds = {kind(row) for row in rows}
     missing = [
-        f"{dtype} aligned to {width} bytes" for dtype, width in KINDS if (dtype, width) not in there
+        f"{dtype} aligned to {width} bytes"
+        for dtype, width in KINDS
+        if (dtype, width) not in measured_kinds
     ]
     count = len({tuple(row["shape"]) for row in rows})
     if missing or count < _LEAST_SHAPES:

@@ -71,12 +71,12 @@ def shapes(count: int = SHAPES, *, seed: int = 0, most_elements: int = MOST**2) 
         Of one operand; larger shapes are left out.
     """
     rng = np.random.default_rng(seed)
-    known = set(shapes()) if seed else set()
+    default_shapes = set(shapes()) if seed else set()
     chosen: dict[Shape, None] = {}
     candidates = itertools.chain([] if seed else _FIRST, _random(rng))
     while len(chosen) < count:
         m, n, k = shape = next(candidates)
-        if max(m * n, m * k, k * n) <= most_elements and shape not in known:
+        if max(m * n, m * k, k * n) <= most_elements and shape not in default_shapes:
             chosen[shape] = None
     return list(chosen)
 

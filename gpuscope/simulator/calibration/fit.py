@@ -105,10 +105,11 @@ def descend(
         before = best
         for _ in range(8):
             damped = curve + damping * np.diag(np.diag(curve) + 1e-3)
-            there = x - np.clip(np.linalg.solve(damped, slope), -1, 1)
-            residuals_there = errors(there)
-            if loss(there, residuals_there) < best:
-                x, residuals, best = there, residuals_there, loss(there, residuals_there)
+            candidate = x - np.clip(np.linalg.solve(damped, slope), -1, 1)
+            candidate_residuals = errors(candidate)
+            candidate_loss = loss(candidate, candidate_residuals)
+            if candidate_loss < best:
+                x, residuals, best = candidate, candidate_residuals, candidate_loss
                 damping = max(damping / 3, 1e-6)
                 break
             damping *= 4
@@ -238,13 +239,13 @@ def _with_preferences(
     ]
     for (m, n, k, believed), us in cases:
         shape = (m, n, k)
-        each = library.weighed(shape, believed)
-        splits = each.reshape(tiles, -1).argmin(axis=1)
-        ran = library.every.where(splits + np.arange(tiles) * (len(each) // tiles))
+        weighed = library.weighed(shape, believed)
+        splits = weighed.reshape(tiles, -1).argmin(axis=1)
+        ran = library.every.where(splits + np.arange(tiles) * (len(weighed) // tiles))
         times = [library.durations(ran, shape, int(sms), believed) for sms in us]
         off = np.abs(np.log(np.array(times) / np.array(list(us.values()))[:, None]))
         errors.append(np.minimum(off, _FAR).mean(axis=0))
-        thought.append(np.log(np.minimum(each.reshape(tiles, -1).min(axis=1), 1e20)))
+        thought.append(np.log(np.minimum(weighed.reshape(tiles, -1).min(axis=1), 1e20)))
         traits_of.append(traits(shape, believed, layout))
     x, log_us, error = map(np.array, (traits_of, thought, errors))
     liked = np.zeros((tiles, x.shape[1]))

@@ -145,8 +145,10 @@ def experiment_costs(
     costs["launch_call_ns"] = max(1, round(slower * costs["gemm_call_ns"]))
     for name, (_, before, whole) in (("gemm", later), ("launch", copied)):
         call_ns = costs[f"{name}_call_ns"]  # nothing else is launched until it is seen
-        known = call_ns + calls["event_record_call_ns"] + calls["query_call_ns"]
-        costs[f"{name}_return_ns"] = max(0, round(_middle(whole / before) * call_ns) - known)
+        other_calls_ns = call_ns + calls["event_record_call_ns"] + calls["query_call_ns"]
+        costs[f"{name}_return_ns"] = max(
+            0, round(_middle(whole / before) * call_ns) - other_calls_ns
+        )
     speeds: list[tuple[float, list[tuple[float, float]]]] = []
     for since_us, took_ns in [(0.0, times[0][1]), *times]:
         ratios = np.round(took_ns / costs["gemm_call_ns"], 3).tolist()

@@ -81,8 +81,8 @@ def fit_copy(
 
     best = np.exp(descend(np.log([1.5, 1e5, 2.8e6, 6e6, 4.0, 3e7, 2e7]), errors, 1e-3))
     most, more = best[5:]
-    held = round(float(most)), round(float(most + more))
-    return dict(zip(names, map(digits, best[:5]), strict=True)), held
+    cached_bytes = round(float(most)), round(float(most + more))
+    return dict(zip(names, map(digits, best[:5]), strict=True)), cached_bytes
 
 
 def fit_vector(rows: Sequence[Mapping[str, float]]) -> dict[str, float] | None:
@@ -172,11 +172,11 @@ def slowdown(profile: GpuProfile, pair: Pair) -> float:
     other = _cost(profile, pair.aggressor, pair.rest)
     other_us = other.alone_ns(pair.rest) / 1000
     calls = pair.period_us / other_us
-    kept = memory.kept(moved(other, 1.0) * calls)
+    victim_kept = memory.kept(moved(other, 1.0) * calls)
     other_kept = memory.kept(moved(victim, 0.0) / calls)
     demands = [
         memory.demand(work, share, min(work.blocks, sms), sms / total)
-        for work, share, sms in ((victim, kept, pair.sms), (other, other_kept, pair.rest))
+        for work, share, sms in ((victim, victim_kept, pair.sms), (other, other_kept, pair.rest))
     ]
     return max(1.0, slowdowns(demands)[0])
 

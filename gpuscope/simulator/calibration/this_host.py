@@ -70,16 +70,16 @@ def calibrate_host(
     tell = progress or (lambda _share, _what: None)
     with locked([gpu.info]):
         constants, jitter, metadata = measure_host(gpu, "cupti", progress=tell)
-    known = file.model_dump(mode="json", by_alias=True)
+    document = file.model_dump(mode="json", by_alias=True)
     today = dt.datetime.now(dt.UTC).date().isoformat()
-    driver = next(str(each.driver) for each in metadata.devices.values())
-    known |= {
+    driver = next(str(facts.driver) for facts in metadata.devices.values())
+    document |= {
         "name": target.stem,
-        "constants": known["constants"] | constants,
+        "constants": document["constants"] | constants,
         "jitter": [{"since_us": us, "quantiles": list(shares)} for us, shares in jitter],
     }
-    known["measured"]["source"] += f"; the host's figures on {today} (UTC) with driver {driver}"
-    write_profile(known, target)
+    document["measured"]["source"] += f"; the host's figures on {today} (UTC) with driver {driver}"
+    write_profile(document, target)
     return target
 
 

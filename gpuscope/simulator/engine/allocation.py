@@ -115,11 +115,11 @@ class SimMemory(SimHost):
 
     def asarray(self, values: Array) -> SimArray:
         """Copy host values; the values are copied now."""
-        kept = values.copy().reshape(-1)
+        copied = values.copy().reshape(-1)
         array = self.empty(values.shape, values.dtype)
-        array.buffer.version = Version(lambda: kept)
+        array.buffer.version = Version(lambda: copied)
         with self._lock:
-            cost_ns = self.profile.transfer_ns("pageable_host_to_device", kept.nbytes)
+            cost_ns = self.profile.transfer_ns("pageable_host_to_device", copied.nbytes)
             self._advance(self._host_ns + cost_ns)
         return array
 
@@ -138,8 +138,10 @@ class SimMemory(SimHost):
         shape, dtype = array.shape, array.dtype
         sources: tuple[SimArray, ...] = (value,) if isinstance(value, SimArray) else ()
         try:
-            kept = np.array(() if sources else value, dtype)
-            fits = np.broadcast_shapes(sources[0].shape if sources else kept.shape, shape) == shape
+            copied = np.array(() if sources else value, dtype)
+            fits = (
+                np.broadcast_shapes(sources[0].shape if sources else copied.shape, shape) == shape
+            )
         except (TypeError, ValueError):  # no numbers, or another shape
             fits = False
         if not fits:
@@ -148,7 +150,7 @@ class SimMemory(SimHost):
                 f"broadcasts to {shape}"
             )
         effect = Write(
-            array, sources, lambda *values: np.broadcast_to(values[0] if values else kept, shape)
+            array, sources, lambda *values: np.broadcast_to(values[0] if values else copied, shape)
         )
         with self.assigning(array, sources) as call, self._lock:
             number = 0 if call is None else call.correlation
@@ -180,11 +182,11 @@ class SimMemory(SimHost):
         with self._lock:
             if stream is None:
                 self._wait_for_all()
-                kept = None
+                freed = None
             else:
-                kept = self._scratch.get((stream.handle, nbytes))
-            if kept:
-                return kept.pop()
+                freed = self._scratch.get((stream.handle, nbytes))
+            if freed:
+                return freed.pop()
             self._reserved += nbytes
         return Memory(self.empty((nbytes,), np.dtype(np.uint8)), None, nbytes)
 
@@ -289,11 +291,13 @@ def computed(
         return Write(destination, on_device, compute)
 
     def start() -> Callable[[], None]:
-        kept = [None if isinstance(source, SimArray) else np.array(source) for source in sources]
+        host_values = [
+            None if isinstance(source, SimArray) else np.array(source) for source in sources
+        ]
 
         def values(*others: Array) -> Array:
             rest = iter(others)
-            return compute(*(next(rest) if value is None else value for value in kept))
+            return compute(*(next(rest) if value is None else value for value in host_values))
 
         if isinstance(destination, SimArray):
             return Write(destination, on_device, values)()

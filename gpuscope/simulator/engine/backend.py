@@ -137,8 +137,8 @@ class SimBackend(SimMemory):
         """
         with self._lock:
             self._require_uncaptured(raw, "waiting for a stream failed")
-            *others, last = self.awaited(raw)
-            for op in filter(None, others):
+            *earlier, last = self.awaited(raw)
+            for op in filter(None, earlier):
                 self._wait_for(op)
             self._wait_for(last)
 

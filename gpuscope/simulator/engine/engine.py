@@ -242,8 +242,8 @@ class Engine:
             return
         if isinstance(op, StreamWait):  # remember a record that held the stream back
             before_ns = (op.before and op.before.done_ns) or 0
-            held = ((op.after and op.after.done_ns) or 0) > max(op.queued_ns, before_ns)
-            if held and op.correlation not in op.stream.waited:
+            held_back = ((op.after and op.after.done_ns) or 0) > max(op.queued_ns, before_ns)
+            if held_back and op.correlation not in op.stream.waited:
                 op.stream.waited += (op.correlation,)
         self._finish(op)
 

@@ -231,8 +231,11 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
         """
         legacy = self.engine.legacy
         if stream is None:
-            return [each.last for each in self._every_stream()]
-        return [*(each.last for each in self.engine.blocking if stream is legacy), stream.last]
+            return [sim_stream.last for sim_stream in self._every_stream()]
+        return [
+            *(sim_stream.last for sim_stream in self.engine.blocking if stream is legacy),
+            stream.last,
+        ]
 
     def _every_stream(self) -> list[SimStream]:
         return [*self._streams.values(), *self._defaults.values(), self.engine.legacy]

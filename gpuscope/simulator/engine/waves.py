@@ -214,12 +214,12 @@ class Sharing:
             self.memory, self._slowed = 0.0, False
             return ()
         alike = tuple(self._running.values())
-        known = self._known.get(alike)
-        if known is None:
+        solution = self._known.get(alike)
+        if solution is None:
             if len(self._known) > _KNOWN:
                 self._known.clear()
-            known = self._known[alike] = self._solved()
-        self.memory, paces = known
+            solution = self._known[alike] = self._solved()
+        self.memory, paces = solution
         crowded = _crowded(self._crowding) if len(self._crowding) > 1 else {}
         if not (paces or self._slowed or crowded or clock < FULL):
             return ()

@@ -74,11 +74,11 @@ class Carving:
             names[number] = trace.stream_name(number)
         partitions, masks, free = {}, {}, layout.sm_count
         for name in dict.fromkeys(name for name, _ in of.values() if name is not None):
-            known = metadata.partition(name)
-            count = sm_counts.get(name) or known.sm_count
-            partitions[name] = msgspec.structs.replace(known, sm_count=count)
-            if known.sm_ids and max(known.sm_ids) < layout.sm_count:
-                masks[name] = sum(1 << number for number in known.sm_ids)
+            partition = metadata.partition(name)
+            count = sm_counts.get(name) or partition.sm_count
+            partitions[name] = msgspec.structs.replace(partition, sm_count=count)
+            if partition.sm_ids and max(partition.sm_ids) < layout.sm_count:
+                masks[name] = sum(1 << number for number in partition.sm_ids)
                 continue
             count = min(count or layout.sm_count, layout.sm_count)
             shift = free - count if free >= count else 0
@@ -103,12 +103,18 @@ class Carving:
         InvalidArgument
             There is none, or there are several.
         """
-        same = [number for number, known in self.names.items() if name in (known, str(number))]
+        same = [
+            number
+            for number, stream_name in self.names.items()
+            if name in (stream_name, str(number))
+        ]
         if len(same) != 1:
             raise InvalidArgument(
                 f"{'no' if not same else len(same)} streams of the trace are called {given(name)}"
                 f"{closest(name, self.names.values())}; there are "
-                + ", ".join(f"{known!r} ({number})" for number, known in self.names.items())
+                + ", ".join(
+                    f"{stream_name!r} ({number})" for number, stream_name in self.names.items()
+                )
             )
         return same[0]
 
@@ -177,12 +183,12 @@ class Carving:
 
     def untouched(self, after: Carving, program: Program) -> frozenset[int]:
         """Return the streams whose SMs nobody else uses otherwise than before."""
-        here, there = self.places, after.places
-        touched = {number for number in here if here[number] != there[number]}
-        masks = [here[number].sms | there[number].sms for number in touched]
+        old_places, new_places = self.places, after.places
+        touched = {number for number in old_places if old_places[number] != new_places[number]}
+        masks = [old_places[number].sms | new_places[number].sms for number in touched]
         streams = {work.row["stream"] for work in program.works}
         return frozenset(
-            number for number in streams if not any(there[number].sms & mask for mask in masks)
+            number for number in streams if not any(new_places[number].sms & mask for mask in masks)
         )
 
 
@@ -255,8 +261,8 @@ def as_trace(
         for work in done.times_ns
         for before in work.after
     ]
-    there = set(table.column("id").to_pylist())
-    edges = [edge for edge in edges if edge["from"] in there and edge["to"] in there]
+    row_ids = set(table.column("id").to_pylist())
+    edges = [edge for edge in edges if edge["from"] in row_ids and edge["to"] in row_ids]
     streams = dict(trace.metadata.streams)
     for number, (name, priority) in carving.of.items():
         facts = trace.metadata.stream(number) or StreamFacts(name=carving.names[number])
@@ -287,11 +293,11 @@ def _windows(trace: Trace, start: Array, end: Array, keep: Array) -> tuple[tuple
     moved: list[tuple[int, int]] = []
     for number, (low, high) in enumerate(windows):
         was = of == number
-        there = was & keep
-        if not there.any():
+        is_kept = was & keep
+        if not is_kept.any():
             continue
-        begin_ns = int(start[there].min()) - max(0, int(old_start[was].min()) - low)
-        end_ns = int(max(start[there].max(), end[there].max()))
+        begin_ns = int(start[is_kept].min()) - max(0, int(old_start[was].min()) - low)
+        end_ns = int(max(start[is_kept].max(), end[is_kept].max()))
         if moved and moved[-1][1] > begin_ns:  # the round before lasts longer
             begin_ns = max(moved[-1][0], begin_ns)
             moved[-1] = moved[-1][0], begin_ns

@@ -43,9 +43,9 @@ def _note_beside(works: list[ReplayedWork], where: Mapping[ReplayedWork, _Where]
         if work not in shared:
             usual[same(work)].append(work.alone_ns)
     least: dict[tuple[object, ...], ReplayedWork] = {}
-    for work, others in shared.items():
+    for work, neighbours in shared.items():
         work.beside = True
-        work.alone_ns = _without(work, others)
+        work.alone_ns = _without(work, neighbours)
         other = least.setdefault(same(work), work)
         if work.alone_ns * other.took_ns > other.alone_ns * work.took_ns:
             least[same(work)] = work
@@ -105,9 +105,9 @@ def _note_gaps(program: Program, where: Mapping[ReplayedWork, _Where]) -> None:
     last: dict[tuple[int, int], ReplayedWork] = {}
     free: dict[ReplayedWork, int | None] = {}
     delays, gaps = [], []
-    held = waits(program.works)
+    awaited = waits(program.works)
     for work in program.works:
-        ends = [other.end_ns for other in held.get(work, ())]
+        ends = [other.end_ns for other in awaited.get(work, ())]
         if work.lane in last:
             ends.append(last[work.lane].end_ns)
         last[work.lane] = work
@@ -157,7 +157,7 @@ def _note_waits_for_sms(
             if latest_ns[at] <= ready[work]:
                 break  # all before ended
             other = works[at]
-            held = other.end_ns > ready[work] and other.row["kind"] != "memcpy"
-            if held and other.lane != work.lane and _meet(where[work], where[other]):
+            holds_sms = other.end_ns > ready[work] and other.row["kind"] != "memcpy"
+            if holds_sms and other.lane != work.lane and _meet(where[work], where[other]):
                 work.waited_for_sms = True
                 break

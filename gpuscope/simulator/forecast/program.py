@@ -191,10 +191,10 @@ def waits(works: Iterable[ReplayedWork]) -> dict[ReplayedWork, list[ReplayedWork
     A product may clear its output first: a wait that the trace notes at the kernel holds that.
     """
     first: dict[tuple[int | None, tuple[int, int]], ReplayedWork] = {}
-    held: dict[ReplayedWork, list[ReplayedWork]] = defaultdict(list)
+    awaited: dict[ReplayedWork, list[ReplayedWork]] = defaultdict(list)
     for work in works:
         begins = work if work.call is None else first.setdefault((work.call, work.lane), work)
         for other in work.after:
             holder = work if begins.start_ns < other.end_ns <= work.start_ns else begins
-            held[holder].append(other)
-    return held
+            awaited[holder].append(other)
+    return awaited

@@ -50,7 +50,7 @@ def read_program(
     InvalidArgument
         It was recorded on another GPU than the profile's.
     """
-    rows, known = finished_rows(trace), Recorded(trace, profile, second, sm_counts)
+    rows, recorded = finished_rows(trace), Recorded(trace, profile, second, sm_counts)
     works = [ReplayedWork(row) for row in rows if row["kind"] in WORK and row["stream"] is not None]
     if not works:
         raise MissingEvidence("the trace holds no finished GPU work: there is nothing to replay")
@@ -83,12 +83,12 @@ def read_program(
         threads[call.thread].append(call)
     program.host_spread = {thread: _host_spread(calls) for thread, calls in threads.items()}
     for work in works:
-        work.sm_count = known.sm_count(work.row)
+        work.sm_count = recorded.sm_count(work.row)
         work.alone_ns = float(max(1, work.end_ns - work.start_ns))
     note_holders(program, trace)
     for work in works:
         if work.row["kind"] in ("kernel", "graph"):
-            work.kernel = known.kernel(work.row, work.alone_ns)
+            work.kernel = recorded.kernel(work.row, work.alone_ns)
     return program
 
 

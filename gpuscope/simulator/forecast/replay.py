@@ -153,7 +153,7 @@ class Replay:
 
     def _op(self, number: int, work: ReplayedWork) -> WaveOp:
         stream = self._lane(work)
-        kept = work.row["stream"] in self.as_recorded
+        is_as_recorded = work.row["stream"] in self.as_recorded
         gap_ns = work.gap_ns + (self._late_ns(work) if work.by_stream else 0)
         in_graph = work.call in self.graphs
         if in_graph and self.program.is_measured:
@@ -161,14 +161,14 @@ class Replay:
         elif in_graph:
             gap_ns = min(gap_ns, self.program.gap_ns)
         factor = self.factors.get(work, 1.0)
-        if work.kernel is None or (kept and work.beside) or self.is_as_it_was:
+        if work.kernel is None or (is_as_recorded and work.beside) or self.is_as_it_was:
             took_ns = float(work.took_ns)
             if work.kernel is not None:
                 took_ns *= 1 + self.lean * _REPEATS
             if work.kernel is not None and work.kernel.scale != 1.0:
                 took_ns *= work.kernel.duration_ns(work.sm_count) / work.alone_ns
             engine = f"lane {stream.handle}"
-            if work.row["kind"] == "memcpy" and not kept:
+            if work.row["kind"] == "memcpy" and not is_as_recorded:
                 engine = str(work.row["copy_kind"])
             cost = KernelCost(1, max(1, round(took_ns * factor)), gap_ns=gap_ns)
             return CopyOp(stream, 0, number, work.row["name"], None, cost, engine=engine)
@@ -201,8 +201,8 @@ class Replay:
 
     def _late_ns(self, work: ReplayedWork) -> int:
         """Return how late work starts for no known reason: SMs that were taken are the engine's."""
-        kept = work.row["stream"] in self.as_recorded
-        return 0 if work.waited_for_sms and not kept else work.late_ns
+        is_as_recorded = work.row["stream"] in self.as_recorded
+        return 0 if work.waited_for_sms and not is_as_recorded else work.late_ns
 
     def play(self) -> Replayed:
         """Let the threads call, and the engine run, in the order of their virtual times."""

@@ -113,30 +113,30 @@ def requests_of(
             return Requests(why="their calls wait on others, or several are queued")
         for number in range(experiment.rounds):
             make = partial(_serving, spec, name, experiment, number)
-            there = {
+            row_of_request = {
                 request: requests_of_name[f"request {request.number}"]
                 for request in make(lambda _: None).arriving
                 if f"request {request.number}" in requests_of_name
             }
-            if not there:
+            if not row_of_request:
                 continue
-            first_asked = next(iter(there))
-            begin_ns = there[first_asked]["start_ns"] - first_asked.arrival_ns
+            first_asked = next(iter(row_of_request))
+            begin_ns = row_of_request[first_asked]["start_ns"] - first_asked.arrival_ns
             at = int(np.searchsorted(windows, begin_ns, "right"))
             counts = {
-                spec.prefill: sum(request.chunks for request in there),
-                spec.decode: sum(request.steps for request in there),
+                spec.prefill: sum(request.chunks for request in row_of_request),
+                spec.decode: sum(request.steps for request in row_of_request),
             }
             if not all(turns[part, at] for part, count in counts.items() if count):
                 return Requests(why="their calls' ends cannot be told, as beside a background")
             enough = {
                 part: [*copier.enough(turns[part, at], count)] for part, count in counts.items()
             }
-            rows_of = {request.number: row["id"] for request, row in there.items()}
+            rows_of = {request.number: row["id"] for request, row in row_of_request.items()}
             recorded = [turns[part, at] for part in counts]
             lags_ns = _lags(make, begin_ns, rows_of, recorded, program)
-            for known, every in zip(recorded, enough.values(), strict=True):
-                for turn, like in zip(every, itertools.cycle(known), strict=False):
+            for recorded_turns, every in zip(recorded, enough.values(), strict=True):
+                for turn, like in zip(every, itertools.cycle(recorded_turns), strict=False):
                     usual_ns = lags_ns.get(like[0], (0,))  # copies find their thread free
                     lags_ns.setdefault(turn[0], usual_ns[-1:])
             prefill, decode = enough.values()

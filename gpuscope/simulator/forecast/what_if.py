@@ -122,8 +122,8 @@ def what_if(
     sm_counts = dict(recorded_sms or {})
     program = read_program(trace, profile, sm_counts, second)
     before = Carving.recorded(trace, program, sm_counts)
-    others = bool(move or add_waits or drop_waits or scale or faster or graphs)
-    is_as_it_was = not others and (
+    has_other_changes = bool(move or add_waits or drop_waits or scale or faster or graphs)
+    is_as_it_was = not has_other_changes and (
         before.changed(partitions, rounding, streams or {}).places == before.places
     )
     factors = {} if is_as_it_was else fit_alone(program, before.places)
@@ -143,7 +143,7 @@ def what_if(
         factors[work] = factors.get(work, 1.0) / factor
     change_waits(program, trace, add_waits, drop_waits)
     grouped = _graphs(program, trace, graphs)
-    kept = before.untouched(after, program) if not others else frozenset()
+    untouched = before.untouched(after, program) if not has_other_changes else frozenset()
     anew = requests_of(trace, program, factors, sent, grouped)
     given_changes = {
         "partitions": partitions,
@@ -161,12 +161,14 @@ def what_if(
         if value
     }
 
-    how = program, after.places, kept, factors, sent, grouped
+    how = program, after.places, untouched, factors, sent, grouped
     done = {
         name: Replay(*how, lean, anew.rounds, is_as_it_was).play()
         for name, lean in ((FORECAST, 0), (LOW, -1), (HIGH, 1))
     }
-    ends_ns = [max(end_ns for _, end_ns in each.times_ns.values()) for each in done.values()]
+    ends_ns = [
+        max(end_ns for _, end_ns in replayed.times_ns.values()) for replayed in done.values()
+    ]
     text = described(program, changes, ends_ns)
     if anew.why:
         text += f"; no forecast of requests: {anew.why}"
@@ -179,7 +181,9 @@ def what_if(
     }
     same = requests_of(trace, base, base_factors, {}, {})
     as_it_was = Replay(
-        *(base, before.places, kept, base_factors), requests=same.rounds, is_as_it_was=is_as_it_was
+        *(base, before.places, untouched, base_factors),
+        requests=same.rounds,
+        is_as_it_was=is_as_it_was,
     )
     longer = with_copies(trace, same.copies)
     forecasts[UNCHANGED] = as_trace(longer, base, as_it_was.play(), before, {}, text)
@@ -243,20 +247,23 @@ def _graphs(program: Program, trace: Trace, names: Iterable[str]) -> dict[int, i
     grouped: dict[int, int] = {}
     columns = ["name", "start_ns", "end_ns", "process", "thread"]
     spans = trace.where(kind=("range", "handle")).spans.select(columns).to_pylist()
-    known = {span["name"] for span in spans}
+    span_names = {span["name"] for span in spans}
     for name in names:
         require_kind("a name in graphs", name, str)
         named = [
-            known_name
-            for known_name in known
-            if fnmatchcase(known_name, name) or fnmatchcase(range_label(known_name), name)
+            span_name
+            for span_name in span_names
+            if fnmatchcase(span_name, name) or fnmatchcase(range_label(span_name), name)
         ]
         if not named:
             raise InvalidArgument(
                 f"graphs: the trace has no range and no handle called {given(name)}"
-                f"{closest(name, sorted(known))}: a pattern is a whole name, with * for any text"
+                f"{closest(name, sorted(span_names))}: a pattern is a whole name, with * for "
+                "any text"
             )
-        for span in (each for each in spans if each["name"] in named):
+        for span in spans:
+            if span["name"] not in named:
+                continue
             inside = [
                 number
                 for number, call in enumerate(program.calls)

@@ -173,8 +173,8 @@ def durations(
     else:
         waves = blocks / sm_count
         rounds = _rounded(waves, times.wave_rounding)
-        held = _rounded(waves / kernels.resident, times.held_rounding)
-        waiting = held * (times.block_us + steps * times.latency_us)
+        held_rounds = _rounded(waves / kernels.resident, times.held_rounding)
+        waiting = held_rounds * (times.block_us + steps * times.latency_us)
     slower = np.where(n * item % 16 + k * item % 16 == 0, 1.0, times.misaligned)
     step = slower * (area * times.multiply_us + side * times.load_us)
     working = rounds * (steps * step + area * times.store_us)

@@ -170,7 +170,7 @@ class RecordedKernel:
         if self.scale == 1.0 and sm_count in self.times_ns:
             return duration_ns, duration_ns
         spread = _SPREAD[self.kind][len(self.times_ns) > 1]
-        nearest = min(abs(math.log(sm_count / known)) for known in self.times_ns)
+        nearest = min(abs(math.log(sm_count / recorded_sms)) for recorded_sms in self.times_ns)
         spread *= min(1.0, 0.3 + nearest)
         return duration_ns / (1 + spread), duration_ns * (1 + spread)
 
@@ -225,12 +225,12 @@ class RecordedKernel:
         if launch.occupancy <= 2:
             waves = blocks / (launch.occupancy * sm_count)
             return max(1.0, math.ceil(waves) if waves < 4 else waves + 0.5)
-        each = blocks / sm_count
-        if each < 8:
-            each = math.ceil(each)
+        blocks_per_sm = blocks / sm_count
+        if blocks_per_sm < 8:
+            blocks_per_sm = math.ceil(blocks_per_sm)
         warps = -(-launch.threads // WARP)
         holds = min(launch.occupancy, max(1.0, self.scaling.saturating_warps / warps))
-        return max(1.0, each / holds)
+        return max(1.0, blocks_per_sm / holds)
 
     def _tiled(self, sm_count: int, scale: float) -> float:
         """Return how many tiles' time persistent blocks take that fetch their next tile.
@@ -245,7 +245,10 @@ class RecordedKernel:
         likely = math.sqrt(max(1.0, deep))
         rounds = [max(1, round(likely * factor)) for factor in (0.5, 1.0, 2.0)]
         cool = self.scaling.cool if sm_count < 0.9 * grid else 1.0
-        times = [_rounds(each * scale, grid, sm_count) / each * cool for each in rounds]
+        times = [
+            _rounds(round_count * scale, grid, sm_count) / round_count * cool
+            for round_count in rounds
+        ]
         return math.exp(sum(map(math.log, times)) / len(times))
 
     def _by_two(self, sm_count: int) -> float:
@@ -254,31 +257,31 @@ class RecordedKernel:
         body_ns = self.times_ns[self.sm_count] - self._floor_ns
         few_ns = max(self.times_ns[few] - self._floor_ns, 1.0)
         relative = self._waves(sm_count, self.scale) / self._waves(self.sm_count, 1.0)
-        there = self._waves(few, 1.0) / self._waves(self.sm_count, 1.0)
+        relative_at_few = self._waves(few, 1.0) / self._waves(self.sm_count, 1.0)
         if self.kind == "tiles":
-            off = few_ns / (body_ns * there)  # its waves are all that bounds it
+            off = few_ns / (body_ns * relative_at_few)  # its waves are all that bounds it
             reached = min(1.0, math.log(self.sm_count / sm_count) / math.log(2))
             return float(body_ns * relative * off ** max(0.0, reached))
-        waves = (few_ns**p - body_ns**p) / (there**p - 1) if there > 1 else 0.0
+        waves = (few_ns**p - body_ns**p) / (relative_at_few**p - 1) if relative_at_few > 1 else 0.0
         if waves <= 0:  # its waves do not say how much slower it was there
             between = body_ns * (few_ns / body_ns) ** self._reached(sm_count)
-            beyond = relative / there if sm_count < few else 1.0
+            beyond = relative / relative_at_few if sm_count < few else 1.0
             return float(between) * max(1.0, self.scale, beyond)
         roof = body_ns**p - waves
         if roof >= 0:
             roof *= max(1.0, self.scale) ** p
             return float((roof + waves * relative**p) ** (1 / p))
-        if relative >= there:
-            return few_ns * relative / there
-        return float(body_ns * relative ** (math.log(few_ns / body_ns) / math.log(there)))
+        if relative >= relative_at_few:
+            return few_ns * relative / relative_at_few
+        return float(body_ns * relative ** (math.log(few_ns / body_ns) / math.log(relative_at_few)))
 
     def _as_known(self, sm_count: int) -> float:
         """Return its time as the model of its kind scales it, bent to a second recording."""
         few, most = min(self.times_ns), self.sm_count
         ratio = self.times_ns[most] / self._modelled(most, 1.0).alone_ns(most)
         if few < most:
-            there = self.times_ns[few] / self._modelled(few, 1.0).alone_ns(few)
-            ratio *= (there / ratio) ** self._reached(sm_count)
+            ratio_at_few = self.times_ns[few] / self._modelled(few, 1.0).alone_ns(few)
+            ratio *= (ratio_at_few / ratio) ** self._reached(sm_count)
         return ratio * self._modelled(sm_count, self.scale).alone_ns(sm_count)
 
     def _reached(self, sm_count: int) -> float:

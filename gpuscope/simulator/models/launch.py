@@ -64,5 +64,5 @@ def packed(blocks: int, per_sm: int, sm_count: int) -> tuple[int, float]:
 
     Blocks go to the emptiest SM, so that each holds as many as the others, ``per_sm`` at most.
     """
-    each = min(per_sm, -(-blocks // sm_count))
-    return -(-blocks // each), each / per_sm
+    resident = min(per_sm, -(-blocks // sm_count))
+    return -(-blocks // resident), resident / per_sm

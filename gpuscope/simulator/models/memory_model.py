@@ -140,7 +140,7 @@ def solve(demands: Sequence[Demand]) -> float:
     """Return the latency at which all of them together move what memory can."""
     at = 1.0
     for _ in range(_STEPS):
-        moving = (each.rate / each.slowdown(at) for each in demands)
+        moving = (demand.rate / demand.slowdown(at) for demand in demands)
         following = latency(at * math.fsum(moving))  # in whatever order
         if abs(following - at) < _CLOSE * at:
             return following

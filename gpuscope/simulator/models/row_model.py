@@ -54,10 +54,10 @@ def row_time(
     """
     columns = max(columns, _THREADS)
     blocks, row_bytes = -(-rows // sm_count), columns * _ITEM
-    held = min(blocks, BLOCKS_HELD) * row_bytes
-    past = 1 - share_cached(held, times.sm_cached_bytes)
+    held_bytes = min(blocks, BLOCKS_HELD) * row_bytes
+    past = 1 - share_cached(held_bytes, times.sm_cached_bytes)
     touched, read_again = 2 * rows * row_bytes, 2 * rows * row_bytes * past
-    in_work = min(sm_count * held, rows * row_bytes)
+    in_work = min(sm_count * held_bytes, rows * row_bytes)
     lost = 1 - share_cached(in_work, times.reread_bytes)
     missed = touched * (1 - share_cached(touched, cached_bytes)) + read_again * lost
     bounds = (

@@ -371,10 +371,10 @@ class ProfileFile(ProfilePart):
     def _every_gemm_has_a_kernel(
         cls, gemm: dict[Dtype, list[GemmKernels]]
     ) -> dict[Dtype, list[GemmKernels]]:
-        for known in DTYPES.values():
-            dtype, item = known.name, known.itemsize
+        for element in DTYPES.values():
+            dtype, item = element.name, element.itemsize
             if dtype not in gemm:
-                if not known.calibrated:
+                if not element.calibrated:
                     continue
                 raise ValueError(f"{dtype} is missing")
             widths = [kernels.alignment for kernels in gemm[dtype]]

@@ -22,16 +22,16 @@ ROOMS = {
     "cli": 14_776,
     "device": 49_157,
     "experiments": 20_282,
-    "figures": 8_001,
+    "figures": 7_995,
     "formats": 48_554,
-    "judging": 16_760,
+    "judging": 16_732,
     "learn": 38_777,
     "races": 17_014,
     "record": 53_847,
     "report": 5_237,
     "search": 17_331,
     "simulator": 66_458,
-    "telling": 20_539,
+    "telling": 20_535,
     "timeline": 50_043,
     "trace": 34_205,
     "widgets": 33_277,
@@ -39,12 +39,12 @@ ROOMS = {
 }
 """Tokens of each room and of the root: may only go down, unless a feature is added: then by
 what the feature takes."""
-DENSITY = 9.67
+DENSITY = 9.65
 """Tokens a line: may only go down."""
 ANY_PER_10000 = 4.0
 """May only go down."""
 ALIASES_OF_ANY = 2
-DIALECT = 724
+DIALECT = 226
 """May only go down."""
 PRIVATE_READS = 0
 BY_STRING = 0

@@ -31,6 +31,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "rightsize_joules": ("rightsize.py", "--device", "cuda:0", "--joules"),
     "recorders": ("recorders.py",),
     "recording_programs": ("recording_programs.py",),
+    "record_end": ("record_end.py",),
     "softmax": ("softmax.py",),
     "traced": ("traced.py",),
     "transfers": ("transfers.py",),

@@ -87,10 +87,11 @@ def publish(wanted: Wanted) -> bool:
     facts_of_file, unreadable = read_facts(work)
     done: list[Path] = []
     ours: list[Path] = []
+    traces: list[tuple[str, Trace]] = []
     lacking: dict[int, str] = {}
     has_traces = False
     for path, facts in facts_of_file.items():
-        who = f"process {facts.pid} ({facts.name})"
+        who = facts.who
         for note in facts.notes:
             complain(f"gpuscope: {who}: {note}")
         files = _traces_of(path)
@@ -106,25 +107,18 @@ def publish(wanted: Wanted) -> bool:
         if lack := _lack(facts, files):
             complain(f"gpuscope: {who} {lack}")
             lacking[facts.pid] = who
-        base = _base(wanted, facts)
-        published = [
-            file
-            for file in files
-            if _is_published(file, facts, *base, ours, report=wanted.report, title=who)
-        ]
+        published = _publish_all(files, facts, wanted, ours, traces)
+        done += published
         if published == files:
             done.append(path)
         else:
             lacking[facts.pid] = who
-        done += published
     lacking |= running
     _tell_running(running, work)
     if not has_traces and not lacking and not unreadable:
         complain(f"gpuscope: nothing was recorded: {_why_nothing(work)}")
     if len(ours) > _TOLD:
         complain(f"gpuscope: wrote {len(ours) - _TOLD} more files beside them")
-    for path in ours[:1]:
-        complain(f"gpuscope: gpuscope why {path} says more")
     for path in unreadable:
         complain(f"gpuscope: {path} is of no process of gpuscope's, or damaged: it stays there")
     if lacking:
@@ -134,7 +128,40 @@ def publish(wanted: Wanted) -> bool:
             "program again, or wait for what still runs"
         )
     _clear(work, done, is_used=bool(running))
+    _tell(traces, ours)
     return has_traces and not lacking
+
+
+def _publish_all(
+    files: list[Path],
+    facts: ProcessFacts,
+    wanted: Wanted,
+    ours: list[Path],
+    traces: list[tuple[str, Trace]],
+) -> list[Path]:
+    """Write the traces of a process, and say so; returns those that could be read and written.
+
+    Parameters
+    ----------
+    ours
+        What this command has written; what is written now is added.
+    traces
+        Process and trace, of those that are to be told; likewise.
+    """
+    published = []
+    for file in files:
+        try:
+            trace, written = _write(file, facts, *_base(wanted, facts), ours, report=wanted.report)
+        except (GpuscopeError, OSError) as error:
+            complain(f"gpuscope: {error}\ngpuscope: the trace is {file}")
+            continue
+        published.append(file)
+        ours += written
+        if len(ours) <= _TOLD:
+            traces.append((facts.who, trace))
+            for path in written:
+                complain(f"gpuscope: wrote {path}")
+    return published
 
 
 def _tell_running(running: dict[int, str], work: Path) -> None:
@@ -261,7 +288,7 @@ def _base(wanted: Wanted, facts: ProcessFacts) -> tuple[str, str]:
     return base if facts.pid == wanted.program else f"{base}-{who}", ending
 
 
-def _is_published(
+def _write(
     file: Path,
     facts: ProcessFacts,
     base: str,
@@ -269,53 +296,56 @@ def _is_published(
     ours: list[Path],
     *,
     report: bool,
-    title: str,
-) -> bool:
-    """Write a trace, and its report, under names that nobody uses; returns whether that worked.
+) -> tuple[Trace, list[Path]]:
+    """Write a trace, and its report, under names that nobody uses.
 
     Parameters
     ----------
     ours
-        What this command has written; what is written now is added.
+        What this command has written before.
+
+    Returns
+    -------
+    Trace, list
+        What was written; to which files.
+
+    Raises
+    ------
+    GpuscopeError, OSError
+        It cannot be read or written.
     """
+    if file.suffix == JOURNAL:
+        trace = last_trace(file, facts)
+    else:
+        trace = read_parquet(file)
+        if not facts.ended or file.name in facts.lost:
+            trace = cut_short(trace, file.stat().st_mtime_ns, facts)
+    make_folder(Path(base).parent)
+    path = _unused(base, suffix, ours, with_page=report)
     try:
-        if file.suffix == JOURNAL:
-            trace = last_trace(file, facts)
-        else:
-            trace = read_parquet(file)
-            if not facts.ended or file.name in facts.lost:
-                trace = cut_short(trace, file.stat().st_mtime_ns, facts)
-        make_folder(Path(base).parent)
-        path = _unused(base, suffix, ours, with_page=report)
-        try:
-            written = [export(trace, path)]
-        except BaseException:
-            path.unlink(missing_ok=True)  # empty, and ours
-            raise
-        page = path.with_name(f"{path.name.removesuffix(suffix)}.html")
-        if report and not page.exists():
-            written.append(trace_report(trace, page, title=title))
-    except (GpuscopeError, OSError) as error:
-        complain(f"gpuscope: {error}\ngpuscope: the trace is {file}")
-        return False
-    ours += written
-    if len(ours) <= _TOLD:
-        with whatever_happens("what was found is not shown"):
-            _tell(trace, title, is_first=len(ours) == len(written))
-        for path in written:
-            complain(f"gpuscope: wrote {path}")
-    return True
+        written = [export(trace, path)]
+    except BaseException:
+        path.unlink(missing_ok=True)  # empty, and ours
+        raise
+    page = path.with_name(f"{path.name.removesuffix(suffix)}.html")
+    if report and not page.exists():
+        written.append(trace_report(trace, page, title=facts.who))
+    return trace, written
 
 
-def _tell(trace: Trace, title: str, *, is_first: bool) -> None:
-    """Say what a trace comes to, and what is in it: all of it is to be one screen."""
+def _tell(traces: list[tuple[str, Trace]], ours: list[Path]) -> None:
+    """Say what traces come to, and what is in them: all of it is to be one screen."""
     width = terminal_width()
-    texts = [to_text(finding) for finding in findings(trace).findings[:_FOUND]]
-    lines = [line for text in texts for line in text.splitlines()]
-    lines = lines if is_first else lines[:1]
-    for line in [*lines, f"{title}: {counted(trace.kind_counts())}; {trace.origin}"]:
-        words = shortened(line, 2 * width, _TALLEST * width)
-        complain(paragraph(f"gpuscope: {words}", width))
+    with whatever_happens("what was found is not shown"):
+        for number, (who, trace) in enumerate(traces):
+            texts = [to_text(finding) for finding in findings(trace).findings[:_FOUND]]
+            lines = [line for text in texts for line in text.splitlines()]
+            lines = lines[:1] if number else lines
+            for line in [*lines, f"{who}: {counted(trace.kind_counts())}; {trace.origin}"]:
+                words = shortened(line, 2 * width, _TALLEST * width)
+                complain(paragraph(f"gpuscope: {words}", width))
+    for path in ours[:1]:
+        complain(f"gpuscope: gpuscope why {path} says more")
 
 
 def _unused(base: str, suffix: str, ours: list[Path], *, with_page: bool) -> Path:

@@ -56,6 +56,11 @@ class ProcessFacts:
     notes: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
 
+    @property
+    def who(self) -> str:
+        """The process, as people are told of it."""
+        return f"process {self.pid} ({self.name})"
+
 
 def process_name() -> str:
     """Return what this process is called, fit for a file's name."""

@@ -83,6 +83,20 @@ def test_a_whole_trace_is_all_and_one_beside_a_killed_process_is_not(published):
     assert "not all is recorded of 1 process" in told
 
 
+def test_ctrl_c_while_looking_for_what_happened_loses_nothing(published, tmp_path, monkeypatch):
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recorded, "findings", interrupted)
+    both = [ProcessFacts(GONE, name, ended=True, at_ns=1) for name in ("a", "b")]
+    is_complete, told, work = published(*both, traces=["1-0-1.parquet", "1-1-1.parquet"])
+    assert is_complete
+    assert not work.exists()
+    assert len([*(tmp_path / "out").glob("*.parquet")]) == 2
+    assert told.count("gpuscope: wrote ") == 2
+    assert told.count("what was found is not shown") == 1, "one Ctrl-C ends all of it"
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists processes")
 def test_a_process_that_goes_on_and_has_recorded_nothing_yet_is_named(published):
     order = json.dumps({"folder": "of this test"})

@@ -104,8 +104,6 @@ class _Recorder:
         """By the numbers of their traces."""
         while self._journals:
             self._journals.popitem()[1].close(remove=False)
-        self._told_calls: dict[int, int] = {}
-        """How many of our calls each journal has."""
         self._next = 1
         self._cuda: Recording | None = None
         self._thread: threading.Thread | None = None
@@ -279,12 +277,9 @@ class _Recorder:
             rest_s -= _FIRST_S
             what = "what there was so far was not written"
             with self._imports.block(), self._lock, self._noting(what):
-                for number, journal in self._journals.items():
-                    recording = self._recordings[number]
+                for number in self._journals:
                     with self._noting(what):
-                        calls, upto = recording.ended(self._told_calls.get(number, 0))
-                        journal.advance(calls, recording.known())
-                        self._told_calls[number] = upto
+                        self._recordings[number].advance()
                 unjournalled = self._recordings.keys() - self._journals.keys()
                 if rest_s <= 0 and unjournalled:
                     began_s = time.monotonic()

@@ -16,7 +16,7 @@ from gpuscope.record.facts import partition_facts, stream_facts
 from gpuscope.record.order import CallOrder, Found
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import Row, Rows, call_row, keep, move, of_call, together, work_columns
-from gpuscope.record.source import Ended, Source
+from gpuscope.record.source import Ended, NoteJournal, Source
 from gpuscope.trace.facts import PartitionFacts, StreamFacts
 
 _KINDS = {"handle": "handle", "record": "event", "sync": "sync"}
@@ -76,6 +76,8 @@ class CallRecorder:
         """An execution comes twice: when the launch returned, and when its end was seen."""
         # What follows is the reader's alone.
         self._taken: list[Call] = []
+        self._noted = 0
+        """How many of them are in the journal."""
         self._read: list[int] = []
         """Calls that are rows, and may still be among the open."""
         self._told: set[int | None] = set()
@@ -195,16 +197,21 @@ class CallRecorder:
         """Take in what has come; returns what undoes all that reading does next."""
         move(self._ended, self._taken)
         forgotten = keep(self, "forgotten", "_forgotten_from", "_forgetting")
-        read = keep(self, "_taken", "_read", "received", "blocks", "_read_before")
+        read = keep(self, "_taken", "_noted", "_read", "received", "blocks", "_read_before")
         return together(forgotten, read, self._order.keep(), self.blocks.begin_reading())
 
-    def ended(self, since: int) -> tuple[Ended, int]:
-        """Return the calls that ended and are no rows yet, from a number on; and the next number.
+    def note_ended(self, journal: NoteJournal) -> None:
+        """Put the calls that ended and are no rows yet into a journal, each once.
 
         Of timed calls their source tells.
         """
         move(self._ended, self._taken)
-        new = dict.fromkeys(self._taken[since:])
+        upto = len(self._taken)
+        journal.note(self._ended_calls(dict.fromkeys(self._taken[self._noted : upto])))
+        self._noted = upto
+
+    def _ended_calls(self, new: Iterable[Call]) -> Ended:
+        """Return what another process is told of calls."""
         seen = [
             call
             for call in new
@@ -228,7 +235,7 @@ class CallRecorder:
             handle = call.name if call.kind == "handle" else call.workload
             kind = _KINDS.get(call.kind, "api")
             ended.others.append((kind, call.name, *times, call.thread, stream, handle))
-        return ended, len(self._taken)
+        return ended
 
     def settle(self) -> None:
         """Forget what was handed out; continues where it was interrupted."""
@@ -250,7 +257,7 @@ class CallRecorder:
     def drain(self, rows: Rows) -> None:
         """Add the calls that ended, in the order in which they did, or at the end all."""
         self._theirs = any(source.numbers_calls for source in self._sources.values())
-        taken, self._taken = self._taken, []
+        taken, self._taken, self._noted = self._taken, [], 0
         read: set[int] = set()
         for call in taken:  # one that is not open began before this recording did, or came twice
             number, handle = call.correlation, call.parent

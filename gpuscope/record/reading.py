@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from gpuscope.record.observers import RecordingObserver
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
 from gpuscope.record.sampler import ClockSampler
-from gpuscope.record.source import Source
+from gpuscope.record.source import NoteJournal, Source
 from gpuscope.record.window import PATIENCE_S, KeptBatches, Span
 
 
@@ -35,6 +36,8 @@ class Reading:
         Gets what is missing.
     kept
         The batches.
+    journal
+        Where what comes waits, if it does in a file.
     ending
         The thread that ends the recording, and since when; ``None`` before.
     waited
@@ -55,6 +58,7 @@ class Reading:
     sampler: ClockSampler = field(init=False)
     lock: threading.Lock = field(default_factory=lambda: free_in_children(threading.Lock()))
     kept: KeptBatches = field(default_factory=KeptBatches)
+    journal: NoteJournal | None = None
     ending: tuple[int, int] | None = None
     waited: bool = True
     lost: dict[str, int] = field(default_factory=lambda: {"dropped": 0, "unmatched": 0})
@@ -91,6 +95,9 @@ class Reading:
         """
         if self._all_read:
             return self.kept
+        if self.journal is not None and not over:
+            with contextlib.suppress(OSError):  # a full disk hides them from who looks before
+                self.calls.note_ended(self.journal)
         before = self.kept
         self._settle()
         undo = together(

@@ -34,7 +34,7 @@ from gpuscope.record.observers import observers_for, to_all
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.reading import Reading
 from gpuscope.record.rows import Batch
-from gpuscope.record.source import Calibration, Ended, NoteJournal, Options, Source, Tap
+from gpuscope.record.source import Calibration, NoteJournal, Options, Source
 from gpuscope.record.sources import start_sources
 from gpuscope.record.window import FULL, OVERFULL, KeptBatches, Span, WindowReader, inside, note_of
 from gpuscope.trace import schema, valid
@@ -222,6 +222,8 @@ class Recording:
         self._reading.compare_globaltimers(self._source_of)
         kept = self._reading.collect(over=True)
         self._reading.account()
+        with self._reading.lock:
+            self._reading.journal = None
         for index, source in enumerate(self.sources):
             if index not in self._clocks:
                 self._clocks[index] = source.close()
@@ -306,27 +308,48 @@ class Recording:
         """
         return self._reading.collect().from_number(since)
 
-    def tap(self) -> Tap | None:
-        """Return what gets all that is recorded, where another process can read it.
+    def journal(self, path: Path | None = None) -> NoteJournal | None:
+        """Let what comes wait where another process can read it, too: :meth:`advance` tells it.
 
-        ``None`` where that is not so, or some of it was read, or only the latest is kept.
-        """
-        return self.sources[0].tap() if self._is_untouched else None
-
-    def journal(self, path: Path) -> NoteJournal | None:
-        """Let what comes wait in a new file until it is read, by :meth:`batches` part by part.
+        Parameters
+        ----------
+        path
+            Of a new file, which :meth:`batches` reads part by part; ``None``: in memory, or where
+            it waits already.
 
         Returns
         -------
-        Journal or None
-            The file; ``None`` where there is no need, or only the latest is kept.
+        NoteJournal or None
+            ``None`` where nothing needs that, some of it was read, or only the latest is kept.
 
         Raises
         ------
         OSError
             The file cannot be made.
         """
-        return self.sources[0].journal(path) if self._is_untouched else None
+        with self._reading.lock:
+            if self._reading.journal is None and self._is_untouched:
+                self._reading.journal = self.sources[0].journal(path)
+        return self._reading.journal
+
+    @property
+    def sees_ranges(self) -> bool:
+        """Whether what waits in the journal tells all ranges."""
+        return all(source.sees_ranges for source in self.sources)
+
+    def advance(self) -> None:
+        """Let the journal take in what is new.
+
+        Raises
+        ------
+        OSError
+            Something could not be written: it is in memory instead.
+        """
+        metadata = self.known()
+        with self._reading.lock:
+            if (journal := self._reading.journal) is not None:
+                journal.advance(metadata)
+                self._calls.note_ended(journal)
 
     @property
     def _is_untouched(self) -> bool:
@@ -338,11 +361,6 @@ class Recording:
     def parts_waiting(self) -> int:
         """How often :meth:`batches` has to be called for all that has come."""
         return max((source.parts_waiting for source in self.sources), default=0)
-
-    def ended(self, since: int) -> tuple[Ended, int]:
-        """Return our calls that ended and are no rows yet, from a number on; and the next."""
-        with self._reading.lock:
-            return self._calls.ended(since)
 
     def _metadata(
         self, clocks: Mapping[str, Calibration], kept: KeptFacts | None = None

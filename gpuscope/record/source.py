@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple, Protocol
 
-from gpuscope._types import Array
 from gpuscope.device.api import Activity
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
@@ -159,31 +158,18 @@ class SourceFacts:
     devices: Mapping[str, DeviceFacts] = field(default_factory=dict)
 
 
-class Tap(Protocol):
-    """Gets what a source is told beside the source itself, for a picture made elsewhere."""
-
-    @property
-    def facts(self) -> object:
-        """What another process must know to read it; can be pickled."""
-
-    def take(self) -> list[Array]:
-        """Return the bytes that came since the last call."""
-
-    def places(self) -> object | None:
-        """Return what is known of streams and partitions, if that is more than the last time."""
-
-    def text(self, what: str, first: int, second: int, /) -> str:
-        """Answer what the other process asks."""
-
-    def close(self) -> None:
-        """Get no more."""
-
-
 class NoteJournal(Protocol):
     """Holds what a source is told in a file, until it is read, and for who looks before."""
 
-    def advance(self, calls: Ended, metadata: TraceMetadata, /) -> None:
-        """Put into it what is new."""
+    @property
+    def path(self) -> Path:
+        """Where other processes can read it."""
+
+    def advance(self, metadata: TraceMetadata, /) -> None:
+        """Put into it what is new, and what is known of the recording by now."""
+
+    def note(self, calls: Ended, /) -> None:
+        """Put calls into it."""
 
     def close(self, *, remove: bool) -> None:
         """Let go of it, and of the file if nobody needs that."""
@@ -274,12 +260,14 @@ class Source:
         """Add edges from launches of graphs, now or when it is known which node ended last."""
         rows.edges += edges
 
-    def tap(self) -> Tap | None:
-        """Return what gets all that comes from now on, where another process can read it."""
-        return None
+    def journal(self, path: Path | None) -> NoteJournal | None:
+        """Let what was not read wait in a new file, or in one of memory that has no name.
 
-    def journal(self, path: Path) -> NoteJournal | None:
-        """Let what comes from now on wait in a new file; ``None`` where nothing needs that."""
+        Returns
+        -------
+        NoteJournal or None
+            ``None`` where nothing needs that.
+        """
         del path
         return None
 

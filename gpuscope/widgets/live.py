@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from gpuscope._threads import start
 from gpuscope.record.recorder import Recording
-from gpuscope.record.source import Tap
 from gpuscope.timeline.canvas.snapshot import Painted, WantedFrame
 from gpuscope.trace import schema, valid
 from gpuscope.trace.model import Trace
@@ -22,8 +21,6 @@ cell keeps it for that long. With the usual 5 ms a frame takes ten times its own
 PERIOD_S = 0.045
 """Time from one reading to the next, at least: with 0.05 there would be fewer than 20 frames a
 second."""
-KNOWN_S = 1.0
-"""How often another process is told what is known of devices, streams and partitions."""
 SHARE = 0.5
 """Which part of a core's time reading may take: what is slow is read less often. Waiting for
 Python's lock does not count, or a busy cell would slow reading down twice."""
@@ -127,7 +124,7 @@ class FarPump(Pump):
 
     Parameters
     ----------
-    tap
+    journal
         Of the recording.
     wanted
         Says what is to be seen.
@@ -144,28 +141,23 @@ class FarPump(Pump):
     def __init__(
         self,
         recording: Recording,
-        tap: Tap,
+        journal: Path,
         *,
         wanted: Callable[[], WantedFrame],
         painted: Callable[[Painted], None],
         ended: Callable[[], None],
         lost: Callable[[Exception], None],
     ) -> None:
-        self._tap = tap
+        self._journal = journal
         self._wanted, self._painted, self._lost = wanted, painted, lost
         self._painter: Painter | None = None
-        self._known_s = -math.inf
-        self._ended_calls = 0
         super().__init__(recording, grew=lambda _: None, ended=ended, failed=lost)
 
     def read(self) -> None:
-        """Hand over what is new, and take a frame."""
+        """Let the journal take in what is new, and take a frame."""
         assert self._painter is not None  # noqa: S101 - the thread has begun with it
-        now_s = time.monotonic()
-        metadata = self._recording.known() if now_s >= self._known_s + KNOWN_S else None
-        self._known_s = self._known_s if metadata is None else now_s
-        calls, self._ended_calls = self._recording.ended(self._ended_calls)
-        painted = self._painter.paint(self._tap, calls, metadata, self._wanted(), self._stop.is_set)
+        self._recording.advance()
+        painted = self._painter.paint(self._wanted(), self._stop.is_set)
         if painted is not None:
             self._painted(painted)
 
@@ -173,14 +165,13 @@ class FarPump(Pump):
         painter = None
         try:
             self._painter = get_painter()  # at once: it takes a second
-            self._painter.begin(self._tap)
+            self._painter.begin(self._journal)
             self._read_on()
             painter, self._painter = self._painter, None
         except (PainterGone, OSError) as error:  # or it could not begin
             if not self._stop.is_set():
                 self._lost(error)
         finally:
-            self._tap.close()
             if painter is not None:
                 give_back(painter)
             elif self._painter is not None:

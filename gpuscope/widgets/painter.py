@@ -1,7 +1,7 @@
 """Frames of a recording that goes on, made in a process of their own.
 
-The process that records hands over what CUPTI wrote, as it is, and gets frames back: neither
-reading nor drawing takes Python's lock from those who launch.
+It reads the journal of the process that records, which gets frames back: neither reading nor
+drawing takes Python's lock from those who launch.
 """
 
 from __future__ import annotations
@@ -16,24 +16,16 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection
-
-import msgspec
-import numpy as np
-from msgspec.structs import replace
+from pathlib import Path
 
 from gpuscope import _child
 from gpuscope._fork import free_in_children
 from gpuscope._libcupti import NVTX_INJECTION
-from gpuscope._types import Array
-from gpuscope.record.cupti.afar import RemoteReader
-from gpuscope.record.cupti.places import Known
-from gpuscope.record.source import Ended, Tap
+from gpuscope.record.cupti.journal import JournalReader
 from gpuscope.timeline.canvas.compose import compose_frame
 from gpuscope.timeline.canvas.snapshot import MARGIN, Painted, WantedFrame
 from gpuscope.timeline.canvas.state import TimelineState
 from gpuscope.timeline.canvas.window import widened
-from gpuscope.trace.metadata import TraceMetadata
-from gpuscope.trace.model import Trace
 
 PATIENCE_S = 20.0
 """How long the process may take for a frame, its beginning included; then it is given up."""
@@ -43,9 +35,6 @@ _NICENESS = 5
 _IDLE_S = 300.0
 """After which a process that nobody needs ends."""
 
-
-_pack, _unpack = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(Ended).decode
-"""Thousands of calls a frame, in a tenth of the time that pickling them takes."""
 STOPPED = object()
 """In place of an answer: nobody waits for it any more."""
 
@@ -86,53 +75,30 @@ class Painter:
         """Whether the process has not ended."""
         return self._process.poll() is None
 
-    def begin(self, tap: Tap) -> None:
+    def begin(self, journal: Path) -> None:
         """Turn to a recording; what is still on its way is of the one before."""
-        while self._owes:
-            if isinstance(self._receive(lambda: False), tuple):
-                self._send("")
-            else:
-                self._owes = False
-        self._send(tap.facts)
+        if self._owes:
+            self._receive(lambda: False)
+            self._owes = False
+        self._send(journal)
 
-    def paint(
-        self,
-        tap: Tap,
-        calls: Ended,
-        metadata: TraceMetadata | None,
-        wanted: WantedFrame,
-        stopped: Callable[[], bool],
-    ) -> Painted | None:
-        """Hand over what is new, and return a frame if one is wanted and shows something new.
+    def paint(self, wanted: WantedFrame, stopped: Callable[[], bool]) -> Painted | None:
+        """Return a frame of what is in the journal if one is wanted and shows something new.
 
         Parameters
         ----------
-        calls
-            Of our own that ended since the last time.
-        metadata
-            What is known of the recording, if that is more than the last time.
         stopped
             Whether nobody waits for the frame any more.
         """
-        buffers = tap.take()
         self._owes = True
-        self._send((len(buffers), _pack(calls), tap.places(), metadata, wanted))
-        try:
-            for raw in buffers:
-                self._wire.send_bytes(raw.data)
-        except OSError as error:
-            raise PainterGone(str(error)) from error
-        while True:
-            answer = self._receive(stopped)
-            if isinstance(answer, tuple):
-                self._send(tap.text(*answer))
-            elif answer is not STOPPED:
-                self._owes = False
-                if isinstance(answer, str):
-                    raise PainterGone(answer)
-                return answer if isinstance(answer, Painted) else None
-            else:
-                return None
+        self._send(wanted)
+        answer = self._receive(stopped)
+        if answer is STOPPED:
+            return None
+        self._owes = False
+        if isinstance(answer, str):
+            raise PainterGone(answer)
+        return answer if isinstance(answer, Painted) else None
 
     def _send(self, message: object) -> None:
         try:
@@ -199,59 +165,38 @@ def serve() -> None:
         easel: Easel | None = None
         while wire.poll(_IDLE_S):
             message = wire.recv()
-            if not isinstance(message, tuple):
-                easel = Easel(RemoteReader(message, lambda *what: _ask(wire, what)))
+            if isinstance(message, Path):
+                if easel is not None:
+                    easel.close()
+                easel = Easel(message)
                 continue
             assert easel is not None  # noqa: S101 - a recording comes first
-            count, calls, *news = message
-            buffers = [np.frombuffer(wire.recv_bytes(), np.uint8) for _ in range(count)]
             try:
-                answer: object = easel.paint(buffers, _unpack(calls), *news)
+                answer: object = easel.paint(message)
             except Exception as error:  # noqa: BLE001 - it is told to who waits
                 answer = f"{type(error).__name__}: {error}"
             wire.send(answer)
 
 
-def _ask(wire: Connection, what: tuple[str, int, int]) -> str:
-    wire.send(what)
-    return str(wire.recv())
-
-
 class Easel:
     """What there is of a recording, and frames of it."""
 
-    def __init__(self, reader: RemoteReader) -> None:
-        self._reader = reader
-        self._metadata = TraceMetadata()
+    def __init__(self, journal: Path) -> None:
+        self._file = journal.open("rb")  # it may be gone when the recording ends
+        self._reader = JournalReader(Path(f"/proc/self/fd/{self._file.fileno()}"))
         self._state: TimelineState | None = None
         self._before: WantedFrame | None = None
 
-    def paint(
-        self,
-        buffers: list[Array],
-        calls: Ended,
-        places: Known | None,
-        metadata: TraceMetadata | None,
-        wanted: WantedFrame,
-    ) -> Painted | None:
+    def paint(self, wanted: WantedFrame) -> Painted | None:
         """Take what is new, and return a frame if one is wanted and shows something new."""
-        if places is not None:
-            self._reader.learn(places)
-        if metadata is not None:
-            self._metadata = metadata
-        if self._state is None:
-            self._state = TimelineState(
-                Trace.from_columns({}, metadata=self._metadata), wanted.height
-            )
-        state = self._state
-        streams = self._metadata.streams.items()
-        partitions = {int(number): facts.partition for number, facts in streams}
-        batch = self._reader.rows(buffers, calls, partitions)
+        trace = self._reader.read_new()
         low, high = 0, 0
-        if batch.spans.num_rows:
-            met = {str(number): facts for number, facts in self._reader.places.streams.items()}
-            facts = replace(self._metadata, streams={**self._metadata.streams, **met})
-            low, high = state.extend(Trace(batch.spans, batch.edges, facts))
+        if self._state is None:
+            self._state = TimelineState(trace, wanted.height)
+            low, high = self._state.extent_ns
+        elif len(trace):
+            low, high = self._state.extend(trace)
+        state = self._state
         if not wanted.paint:
             self._before = None
             return None
@@ -260,6 +205,10 @@ class Easel:
         if same and (low == high or not (wanted.following or (high >= view[0] and low <= view[1]))):
             return None
         return self._frame(state, wanted)
+
+    def close(self) -> None:
+        """Let go of the journal."""
+        self._file.close()
 
     def _frame(self, state: TimelineState, wanted: WantedFrame) -> Painted:
         state.hide(wanted.hidden)

@@ -136,14 +136,14 @@ class Timeline(SelectingView):
             self.window_ns = (low, low + self._followed_ns)
             self.follow = True
         self.scheduler.ask()
-        tap = recording.tap()
-        if tap is None:
+        journal = recording.journal() if recording.sees_ranges else None
+        if journal is None:
             self._read_here(recording)
             return
         with self._lock:  # what it may call at once waits until it is known
             self._pump = FarPump(
                 recording,
-                tap,
+                journal.path,
                 wanted=self._wanted,
                 painted=self._took,
                 ended=self._ended,
@@ -209,9 +209,11 @@ class Timeline(SelectingView):
         if pump is None or not pump.is_far or recording is None:
             return
         pump.close()
-        if self._recording is not recording:  # it ended meanwhile
-            return
-        self._read_here(recording).read()
+        with self._lock:
+            if self._recording is not recording:  # it ended meanwhile
+                return
+            pump = self._read_here(recording)
+        pump.read()
         with self._lock:
             painted, self._painted, self._is_stale = self._painted, None, True
             if painted is not None:  # what was clicked at
@@ -228,6 +230,8 @@ class Timeline(SelectingView):
 
     def _grew(self, more: Trace) -> None:
         with self._lock:
+            if self._recording is None:  # all of it is shown meanwhile
+                return
             low, high = self.state.extend(more)
             if self._is_held:
                 return

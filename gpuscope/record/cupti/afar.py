@@ -1,8 +1,8 @@
 """Reading CUPTI's buffers in another process, for a picture of a recording that goes on.
 
 To decode, link and index records takes Python's lock for longer than to launch the work does. So a
-live view hands copies of the buffers to another process, and the recording's own are read when it
-has ended: what becomes of the picture changes nothing of the trace.
+live view is made by another process, and the recording's own buffers are read when it has ended:
+what becomes of the picture changes nothing of the trace.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
-from gpuscope._sites import site_text
-from gpuscope.record.cupti.library import text_at
 from gpuscope.record.cupti.links import Links
-from gpuscope.record.cupti.places import Known, PlaceNumbers
+from gpuscope.record.cupti.places import Known
 from gpuscope.record.cupti.records import Records
 from gpuscope.record.guards import SelectionLog
 from gpuscope.record.rows import Batch, Rows, freeze
@@ -24,10 +22,9 @@ from gpuscope.trace import schema
 
 if TYPE_CHECKING:
     from gpuscope._types import Array
-    from gpuscope.record.cupti.collector import Collector
 
 Ask = Callable[[str, int, int], str]
-"""Takes what is asked for, and two numbers that say which; gives the text."""
+"""Takes ``"call"``, ``"site"`` or ``"text"``, and two numbers that say which; gives the text."""
 
 
 @dataclass(frozen=True)
@@ -52,62 +49,6 @@ class BufferFacts:
     noted: bool
 
 
-class BufferTap:
-    """Gets the buffers of a recording beside the recording itself.
-
-    Parameters
-    ----------
-    end
-        Called at the end: it shall get no more.
-    """
-
-    def __init__(
-        self,
-        collector: Collector,
-        facts: BufferFacts,
-        places: PlaceNumbers,
-        end: Callable[[], None],
-    ) -> None:
-        self._collector = collector
-        self.facts = facts
-        self._places = places
-        self._end = end
-        self._numbers: set[int] = set()
-        self._fresh: list[Array] = []
-        self._learned = -1
-
-    def receive(self, number: int, records: Array) -> None:
-        """Take a buffer; one with a number that was there is the same."""
-        if number not in self._numbers:
-            self._numbers.add(number)
-            self._fresh.append(records)
-
-    def take(self) -> list[Array]:
-        """Return the buffers that came since the last call."""
-        self._places.learn_all()
-        self._collector.collect(forced=False)
-        taken, self._fresh = self._fresh, []
-        return taken
-
-    def places(self) -> Known | None:
-        """Return what is known of streams and partitions, if that is more than the last time."""
-        if self._learned == self._places.learned:
-            return None
-        self._learned = self._places.learned
-        return self._places.copy()
-
-    def text(self, what: str, first: int, second: int) -> str:
-        """Answer what :class:`RemoteReader` asks."""
-        if what == "call":
-            return self._collector.library.callback_name(first, second)
-        return site_text(first) if what == "site" else text_at(first)
-
-    def close(self) -> None:
-        """Get no more."""
-        self._end()
-        self._fresh = []
-
-
 class _Asking:
     """Stands in for libcupti in a process that has none of the records' texts."""
 
@@ -122,7 +63,7 @@ class RemoteReader:
     Parameters
     ----------
     ask
-        Asks the process that records for a text.
+        Gives the texts that the buffers name.
     """
 
     def __init__(self, facts: BufferFacts, ask: Ask) -> None:

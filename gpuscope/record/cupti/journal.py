@@ -64,7 +64,12 @@ class Journal:
     Parameters
     ----------
     path
-        Of a new file.
+        Of a new file; ``None``: in memory, for as long as this process has it open.
+
+    Attributes
+    ----------
+    has_name
+        Whether it is a file that stays.
 
     Raises
     ------
@@ -73,9 +78,9 @@ class Journal:
     """
 
     def __init__(
-        self, path: Path, collector: Collector, facts: BufferFacts, places: PlaceNumbers
+        self, path: Path | None, collector: Collector, facts: BufferFacts, places: PlaceNumbers
     ) -> None:
-        self.path = path
+        self.has_name = path is not None
         self._collector = collector
         self._places = places
         self._lock = threading.RLock()
@@ -98,7 +103,12 @@ class Journal:
             }
             for domain in (DRIVER_API, RUNTIME_API)
         }
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        if path is None:
+            self._file = os.memfd_create("gpuscope journal")
+            self.path = Path(f"/proc/{os.getpid()}/fd/{self._file}")
+        else:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            self.path = path
         try:
             self._head = self._put(_HEAD, msgspec.json.encode(_Head(facts, domains)))
         except OSError:
@@ -157,13 +167,11 @@ class Journal:
             left, at = left[count:], at + count
         return raw
 
-    def advance(self, calls: Ended, metadata: TraceMetadata) -> None:
+    def advance(self, metadata: TraceMetadata) -> None:
         """Put into the file what is new; of buffers, what CUPTI hands over by now.
 
         Parameters
         ----------
-        calls
-            Of our own that ended since the last time.
         metadata
             What is known of the recording by now.
 
@@ -173,21 +181,24 @@ class Journal:
             Something could not be written: what CUPTI handed over is in memory instead.
         """
         try:
-            self._put_new(calls, metadata)
+            self._put_new(metadata)
         finally:  # it is told once, whichever of them is
             failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
 
-    def _put_new(self, calls: Ended, metadata: TraceMetadata) -> None:
+    def note(self, calls: Ended) -> None:
+        """Put calls of our own into the file."""
+        if calls.executions or calls.others:
+            self._put(_CALLS, msgspec.msgpack.encode(calls))
+
+    def _put_new(self, metadata: TraceMetadata) -> None:
         self._places.learn_all()
         self._put_places()
         self._collector.collect(forced=False)
         for number in self._devices.copy():  # another recording may collect meanwhile
             self._places.uuid(number)
         self._put_places()
-        if calls.executions or calls.others:
-            self._put(_CALLS, msgspec.msgpack.encode(calls))
         began_ns = metadata.windows_ns[0][0]
         facts = msgspec.structs.replace(metadata, windows_ns=((began_ns, began_ns),))
         if (packed := facts.to_json().encode()) != self._metadata:
@@ -210,7 +221,7 @@ class Journal:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-        if remove:
+        if remove and self.has_name:
             self.path.unlink(missing_ok=True)
 
 
@@ -227,6 +238,7 @@ class JournalReader:
         self._numbers: set[int] = set()
         self._metadata = TraceMetadata()
         self._batches: list[Batch] = []
+        """All that were read, where all are asked for."""
         self._missing = 0
         self.written_ns = 0
         """When the file was last written, Unix ns, as of the last reading."""
@@ -244,10 +256,20 @@ class JournalReader:
         TraceFormatError
             It cannot be read.
         """
+        self._batches += self._read_on(over=over)
+        return self._joined(self._batches)
+
+    def read_new(self) -> Trace:
+        """Return a trace of what came since the last time; raises what :meth:`read` does."""
+        return self._joined(self._read_on(over=False))
+
+    def _read_on(self, *, over: bool) -> list[Batch]:
+        """Return batches of what is new."""
+        batches: list[Batch] = []
         try:
             with self.path.open("rb") as file:
                 self.written_ns = os.fstat(file.fileno()).st_mtime_ns
-                while self._read_some(file, over=over):
+                while self._read_some(file, batches, over=over):
                     pass
                 if self._at:
                     file.seek(0)
@@ -256,13 +278,16 @@ class JournalReader:
             raise TraceFormatError(
                 f"the journal {self.path.name!r} cannot be read: {error}"
             ) from error
-        spans = schema.concat([batch.spans for batch in self._batches], schema.SPAN_TYPES)
-        edges = schema.concat([batch.edges for batch in self._batches], schema.EDGE_TYPES)
+        return batches
+
+    def _joined(self, batches: list[Batch]) -> Trace:
+        spans = schema.concat([batch.spans for batch in batches], schema.SPAN_TYPES)
+        edges = schema.concat([batch.edges for batch in batches], schema.EDGE_TYPES)
         spans, edges, left = valid.sifted(spans, edges)
         return Trace(spans, edges, self._facts(left))
 
-    def _read_some(self, file: BinaryIO, *, over: bool) -> bool:
-        """Make a batch of some frames; returns whether there are more."""
+    def _read_some(self, file: BinaryIO, batches: list[Batch], *, over: bool) -> bool:
+        """Add a batch of some frames; returns whether there are more."""
         size = os.fstat(file.fileno()).st_size
         buffers: list[Array] = []
         executions, others, process = [], [], 0
@@ -294,8 +319,7 @@ class JournalReader:
             streams = self._metadata.streams.items()
             partitions = {int(number): facts.partition for number, facts in streams}
             calls = Ended(process, executions, others)
-            batch = self._reader.rows(buffers, calls, partitions, over=over and not more)
-            self._batches.append(batch)
+            batches.append(self._reader.rows(buffers, calls, partitions, over=over and not more))
         return more
 
     def _next_frame(self, file: BinaryIO, size: int) -> tuple[int, int, bytes] | None:

@@ -20,7 +20,7 @@ from gpuscope.errors import GpuscopeError, RecorderBusy
 from gpuscope.record import nvtx
 from gpuscope.record.clock import ClockFit, ClockWatch
 from gpuscope.record.cupti import order
-from gpuscope.record.cupti.afar import BufferFacts, BufferTap
+from gpuscope.record.cupti.afar import BufferFacts
 from gpuscope.record.cupti.collector import get_collector
 from gpuscope.record.cupti.journal import Journal, Stored
 from gpuscope.record.cupti.links import Links
@@ -78,7 +78,6 @@ class CuptiSource(Source):
         known = (self._records, self._places, self._selections, self._found)
         self._links = Links(*known, all_calls=self._which != "runtime")
         self._tag = 1 + next(_tags) % _TAGS
-        self._tap: BufferTap | None = None
         self._journal: Journal | None = None
         self._watch: ClockWatch | None = None
         self._before = (0, 0)
@@ -167,7 +166,11 @@ class CuptiSource(Source):
     @property
     def parts_waiting(self) -> int:
         """How many more readings what waits in a file takes."""
-        return -(-len(self._raw) // _PART) if self._journal is not None else 0
+        return -(-len(self._raw) // _PART) if self._waits_on_disk else 0
+
+    @property
+    def _waits_on_disk(self) -> bool:
+        return self._journal is not None and self._journal.has_name
 
     @property
     def foreign_streams(self) -> list[int]:
@@ -261,7 +264,9 @@ class CuptiSource(Source):
             )
 
     def close(self) -> dict[str, Calibration]:
-        """Return each clock's calibration."""
+        """Return each clock's calibration; all was read."""
+        if self._journal is not None and not self._journal.has_name:
+            self._journal.close(remove=True)
         clocks: dict[str, Calibration] = {}
         if self._watch is not None:
             self._found.notes += self._watch.close()
@@ -311,31 +316,16 @@ class CuptiSource(Source):
         if number not in self._raw:
             journal = self._journal
             self._raw[number] = records if journal is None else journal.store(number, records)
-        if self._tap is not None:
-            self._tap.receive(number, records)
 
-    def tap(self) -> BufferTap | None:
-        """Return what gets every buffer that was not read yet, for a picture made elsewhere."""
-        if self._tap or self._journal or not self.sees_ranges:  # annotate's are told here only
-            return None
-        tap = self._tap = BufferTap(
-            self._collector, self._for_readers(), self._places, lambda: vars(self).update(_tap=None)
-        )
-        for number, records in sorted(self._raw.copy().items()):
-            tap.receive(number, self._there(records))
-        return tap
-
-    def journal(self, path: Path) -> Journal:
+    def journal(self, path: Path | None) -> Journal:
         """Let buffers wait in a new file until they are read."""
-        self._journal = Journal(path, self._collector, self._for_readers(), self._places)
-        return self._journal
-
-    def _for_readers(self) -> BufferFacts:
-        """Return what another process must know to read the buffers."""
-        records = self._records
-        return BufferFacts(
-            self._collector.library.version, self._which, records.first, records.noted
-        )
+        first, noted = self._records.first, self._records.noted
+        facts = BufferFacts(self._collector.library.version, self._which, first, noted)
+        self._journal = journal = Journal(path, self._collector, facts, self._places)
+        for number, records in sorted(self._raw.copy().items()):
+            if not isinstance(records, Stored):  # it came meanwhile
+                self._raw[number] = journal.store(number, records)
+        return journal
 
     def _there(self, records: Array | Stored) -> Array:
         """Return a buffer that waits, from where it does."""
@@ -374,8 +364,7 @@ class CuptiSource(Source):
         if self._records_now:
             self._places.learn_all()
             self._collector.collect(forced=False)
-        waits_in_file = self._records_now and self._journal is not None
-        self._read_buffers(_PART if waits_in_file else None)
+        self._read_buffers(_PART if self._records_now and self._waits_on_disk else None)
         return self._keep()
 
     def drain(self, rows: Rows) -> None:

@@ -23,7 +23,7 @@ def written(monkeypatch, tmp_path):
     def more():
         for _ in range(10):
             world.gpu.foreign("theirs")
-        journal.advance(recording.ended(0)[0], recording.known())
+        recording.advance()
 
     more()
     yield tmp_path, more

@@ -51,13 +51,6 @@ def world(monkeypatch):
     return World(monkeypatch)
 
 
-def advance(recording, journal, calls=0):
-    """Put into the journal what is new; returns how many of our calls it has."""
-    ended, calls = recording.ended(calls)
-    journal.advance(ended, recording.known())
-    return calls
-
-
 def begun(world, path, **options):
     recording = world.recording(**options)
     recording.start()
@@ -102,11 +95,11 @@ def test_another_process_makes_the_same_rows_of_a_program_of_other_libraries(
     monkeypatch, tmp_path, notes, detail
 ):
     world = World(monkeypatch, notes=notes)
-    recording, journal = begun(world, tmp_path / "a", devices=(), detail=detail)
+    recording, _ = begun(world, tmp_path / "a", devices=(), detail=detail)
     reader, so_far = JournalReader(tmp_path / "a"), []
     for _ in range(3):
         theirs(world, waits=True)
-        advance(recording, journal)
+        recording.advance()
         so_far.append(len(reader.read(over=False)))
     far = reader.read(over=True)
     again = JournalReader(tmp_path / "a").read(over=True)
@@ -128,12 +121,12 @@ def test_another_process_makes_the_same_rows_of_a_program_of_other_libraries(
 
 def test_work_on_our_streams_and_partitions_is_found_there_too(world, tmp_path):
     with world.device.carve({"small": 16, "rest": "rest"}) as parts:
-        recording, journal = begun(world, tmp_path / "a")
+        recording, _ = begun(world, tmp_path / "a")
         stream = parts["small"].create_stream(name="s")
         for _ in range(3):
             world.launch(stream)
             world.gpu.foreign("theirs", on=stream)
-        advance(recording, journal)
+        recording.advance()
         far = JournalReader(tmp_path / "a").read(over=True)
         near = recording.stop()
     work = [trace.where(kind="kernel") for trace in (far, near)]
@@ -143,9 +136,9 @@ def test_work_on_our_streams_and_partitions_is_found_there_too(world, tmp_path):
 
 
 def test_nothing_waits_in_memory(world, tmp_path):
-    recording, journal = begun(world, tmp_path / "a")
+    recording, _ = begun(world, tmp_path / "a")
     theirs(world, 500)
-    advance(recording, journal)
+    recording.advance()
     (only,) = recording.sources
     assert {type(waiting) for waiting in only._raw.values()} == {journals.Stored}
     assert sum(waiting.nbytes for waiting in only._raw.values()) < (tmp_path / "a").stat().st_size
@@ -157,9 +150,9 @@ def test_nothing_waits_in_memory(world, tmp_path):
 
 def test_what_waits_is_read_part_by_part(world, tmp_path, monkeypatch):
     monkeypatch.setattr(source, "_PART", 3)
-    recording, journal = begun(world, tmp_path / "a")
+    recording, _ = begun(world, tmp_path / "a")
     theirs(world, 1000)
-    advance(recording, journal)
+    recording.advance()
     seen, most = 0, world.collector.sizes[layout.KERNEL]
     while batches := recording.batches(seen):
         seen = batches[-1].number + 1
@@ -174,14 +167,14 @@ def test_before_the_end_all_parts_are_read_also_behind_one_without_rows(
     world, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(source, "_PART", 1)
-    recording, journal = begun(world, tmp_path / "a", devices=())
+    recording, _ = begun(world, tmp_path / "a", devices=())
     with contextlib.ExitStack() as ranges:
         for name in ("epoch", "step", "layer"):  # buffers of a beginning alone make no rows
             ranges.enter_context(gs.annotate(name))
-            advance(recording, journal)
+            recording.advance()
         for _ in range(300):
             world.gpu.foreign("k")
-    advance(recording, journal)
+    recording.advance()
     recorder = processes._Recorder(RecordingOrder(str(tmp_path)))
     assert recorder._read_up(recording) == {0}
     kernels = sum(
@@ -203,15 +196,15 @@ def test_a_forked_child_holds_no_journal_open(world, tmp_path):
         os._exit(str(tmp_path / "a") in targets)
     assert os.waitpid(child, 0)[1] == 0
     theirs(world, 20)
-    advance(recording, journal)
+    recording.advance()
     assert len(recording.stop().where(kind="kernel")) == 20
     assert (tmp_path / "a").exists()
 
 
 def test_where_there_is_no_room_it_waits_in_memory(world, tmp_path, monkeypatch):
-    recording, journal = begun(world, tmp_path / "a")
+    recording, _ = begun(world, tmp_path / "a")
     theirs(world, 100)
-    advance(recording, journal)
+    recording.advance()
     reader = JournalReader(tmp_path / "a")
     before = reader.read(over=False)
     written, full = os.pwrite, []
@@ -226,10 +219,10 @@ def test_where_there_is_no_room_it_waits_in_memory(world, tmp_path, monkeypatch)
     full.append(True)
     theirs(world, 100)
     with pytest.raises(OSError, match="No space left"):
-        advance(recording, journal)
+        recording.advance()
     full.clear()
     theirs(world, 100)
-    advance(recording, journal)
+    recording.advance()
     far = JournalReader(tmp_path / "a").read(over=True)
     still = reader.read(over=False)
     assert len(recording.stop().where(kind="kernel")) == 300
@@ -247,9 +240,9 @@ def test_an_exception_at_any_line_of_it_loses_nothing(world, tmp_path):
         recording, journal = begun(world, path)
         theirs(world, 30)
         with Interrupt("record/cupti/journal.py", "record/cupti/source.py", at=place) as interrupt:
-            advance(recording, journal)
+            recording.advance()
         theirs(world, 30)
-        advance(recording, journal)
+        recording.advance()
         far = JournalReader(path).read(over=True)
         near = recording.stop()
         assert near.metadata.complete, (place, near.metadata.notes)
@@ -262,11 +255,11 @@ def test_an_exception_at_any_line_of_it_loses_nothing(world, tmp_path):
 
 
 def test_of_a_journal_that_was_cut_off_what_came_before_is_there(world, tmp_path):
-    recording, journal = begun(world, tmp_path / "a")
+    recording, _ = begun(world, tmp_path / "a")
     kernels = []
     for _ in range(4):
         theirs(world, 100)
-        advance(recording, journal)
+        recording.advance()
     written = (tmp_path / "a").read_bytes()
     for nbytes in range(0, len(written), 997):
         (tmp_path / "cut").write_bytes(written[:nbytes])
@@ -281,9 +274,9 @@ def test_of_a_journal_that_was_cut_off_what_came_before_is_there(world, tmp_path
 
 
 def test_damaged_journals_are_refused_or_read(world, tmp_path):
-    recording, journal = begun(world, tmp_path / "a")
+    recording, _ = begun(world, tmp_path / "a")
     theirs(world, 50)
-    advance(recording, journal)
+    recording.advance()
     recording.stop()
     written = np.frombuffer((tmp_path / "a").read_bytes(), np.uint8)
     rng, refused = np.random.default_rng(1), 0

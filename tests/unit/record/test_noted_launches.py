@@ -9,6 +9,8 @@ import os
 import shutil
 import sys
 import threading
+import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -247,6 +249,8 @@ def test_threads_that_ended_leave_no_memory_taken(noting):
         thread = threading.Thread(target=noting.launch, args=(correlation,))
         thread.start()
         thread.join()
+        while Path(f"/proc/self/task/{thread.native_id}").exists():
+            time.sleep(0.001)  # Python's part of it has ended
         dropped, records = noting.take()
         assert dropped == 0
         assert records[layout.NOTED_RUNTIME]["correlation"].tolist() == [correlation]

@@ -7,19 +7,14 @@ import signal
 import time
 
 import fake_cupti
-import numpy as np
 import pytest
 from patience import PATIENCE_S
 
 import gpuscope as gs
-from gpuscope.record.calls import Ended
-from gpuscope.record.cupti.afar import RemoteReader
+from gpuscope.record.cupti.journal import JournalReader
 from gpuscope.timeline.canvas.snapshot import WantedFrame
-from gpuscope.trace.model import Trace
 from gpuscope.widgets import live, painter
 from gpuscope.widgets.live import FarPump
-
-NO_CALLS = Ended(0, [], [])
 
 
 @pytest.fixture
@@ -56,18 +51,17 @@ def foreign(world, times, first=0):
 @pytest.mark.parametrize("launch_ids", [True, False])
 def test_another_process_reads_the_rows_that_the_trace_will_have(world, launch_ids):
     with world.profile(launch_ids=launch_ids) as recording:
-        tap = recording.tap()
+        journal = recording.journal()
         stream = world.device.create_stream(name="s")
-        reader = RemoteReader(tap.facts, tap.text)
+        reader = JournalReader(journal.path)
         foreign(world, 5)
         world.launch(stream)
-        first, places = tap.take(), tap.places()
-        reader.learn(places)
-        parts = [reader.rows(first, NO_CALLS, {})]
+        recording.advance()
+        parts = [reader.read_new()]
         foreign(world, 4)
-        assert tap.places() is None, "nothing new was learned"
-        parts.append(reader.rows(tap.take(), NO_CALLS, {}))
-        tap.close()
+        recording.advance()
+        parts += [reader.read_new(), reader.read_new()]
+    assert not journal.path.exists()
     columns = ("kind", "name", "start_ns", "end_ns", "stream", "thread", "source")
     there = [row for part in parts for row in part.spans.select(columns).to_pylist()]
     kernels = [row for row in there if row["kind"] == "kernel"]
@@ -77,6 +71,7 @@ def test_another_process_reads_the_rows_that_the_trace_will_have(world, launch_i
     by_start = lambda row: row["start_ns"]  # noqa: E731
     assert sorted(kernels, key=by_start) == sorted(wanted, key=by_start)
     assert len(kernels) == 10
+    assert not len(parts[-1])
 
 
 def test_frames_come_and_the_trace_is_whole(world, timeline):
@@ -129,27 +124,29 @@ def execution(world, stream, *, seen=True):
 def test_each_call_that_ended_is_told_once(world):
     columns = ("kind", "name", "thread", "stream", "partition", "category")
     with world.device.carve({"a": 8}) as parts, world.profile() as recording:
+        reader = JournalReader(recording.journal().path)
         stream = parts["a"].create_stream(name="s")
         call_of_a_handle(world, stream)
         first = execution(world, stream, seen=False)
-        ended, since = recording.ended(0)
+        recording.advance()
+        told = reader.read_new().spans.to_pylist()
         execution(world, stream)
         world.device.calls.see(first)
-        more, since = recording.ended(since)
-        nothing, _ = recording.ended(since)
-        assert not nothing.rows(1, {})
-        rows = [row for part in (ended, more) for row in part.rows(1, {stream.id: "a"})]
-        recording.batches()
+        recording.batches()  # what becomes rows here is told before
         execution(world, stream)
-        assert recording.ended(since)[1] <= 3, "what became rows is not told again"
+        for _ in range(2):
+            recording.advance()
+            told += reader.read_new().spans.to_pylist()
     trace = recording.trace
     assert trace.metadata.complete
-    told = sorted((row["kind"], row["start_ns"], *(row[name] for name in columns)) for row in rows)
-    whole = trace.where(kind="handle").spans.to_pylist()[:3]
+    rows = sorted((row["kind"], row["start_ns"], *(row[name] for name in columns)) for row in told
+                  if row["kind"] in ("handle", "sync"))  # fmt: skip
+    whole = trace.where(kind="handle").spans.to_pylist()
+    assert len(whole) == 4
     wanted = sorted((row["kind"], row["start_ns"], *(row[name] for name in columns))
                     for row in whole)  # fmt: skip
-    assert [row for row in told if row[0] == "handle"] == wanted
-    assert [row[3] for row in told if row[0] == "sync"] == ["event.synchronize"]
+    assert [row for row in rows if row[0] == "handle"] == wanted
+    assert [row[3] for row in rows if row[0] == "sync"] == ["event.synchronize"] * 2
 
 
 def test_calls_of_handles_are_shown_while_they_go_on(world, timeline):
@@ -248,10 +245,13 @@ def test_two_timelines_show_one_recording(world, timeline):
     with world.profile() as recording:
         timeline.watch(recording)
         other.watch(recording)
-        assert not isinstance(other._pump, FarPump)
         foreign(world, 6)
         until(lambda: seen(timeline) >= 12, "one process shows none")
-        until(lambda: len(other.state.tracks) >= 12, "the other shows none")
+        until(lambda: seen(other) >= 12, "the other shows none")
+        other.find("k1")
+        until(lambda: len(other.state.tracks) >= 12, "the rows are not here")
+        foreign(world, 6)
+        until(lambda: seen(timeline) >= 24, "what was read here is not shown there")
     other.close()
     assert recording.trace.metadata.complete
 
@@ -260,39 +260,28 @@ def test_a_recording_that_was_read_is_read_here(world):
     with world.profile() as recording:
         foreign(world, 1)
         recording.batches()
-        assert recording.tap() is None
-    assert recording.tap() is None
+        assert recording.journal() is None
+    assert recording.journal() is None
 
 
-def test_a_recording_that_hears_no_ranges_is_read_here(monkeypatch):
+def test_a_recording_that_hears_no_ranges_is_read_here(monkeypatch, timeline):
     with fake_cupti.World(monkeypatch, ranges=False).profile() as recording:
-        assert recording.tap() is None
+        timeline.watch(recording)
+        assert not isinstance(timeline._pump, FarPump)
 
 
-def test_a_buffer_that_comes_again_is_taken_once(world):
-    with world.profile() as recording:
-        tap = recording.tap()
-        tap.receive(1 << 40, np.zeros(8, np.uint8))
-        tap.receive(1 << 40, np.zeros(8, np.uint8))
-        assert [len(raw) for raw in tap.take()].count(8) == 1
-        tap.close()
-
-
-def test_an_error_over_there_is_told(world):
-    with world.profile() as recording:
-        tap = recording.tap()
-        process = painter.Painter()
-        try:
-            process.begin(tap)
-            wanted = WantedFrame(
-                (0, 1), following=True, hidden=(), pixels=900, height=1.0, dark=False, paint=True
-            )
-            with pytest.raises(painter.PainterGone):
-                process.paint(tap, NO_CALLS, "no metadata", wanted, lambda: False)
-        finally:
-            process.end()
-            tap.close()
-    assert isinstance(recording.trace, Trace)
+def test_an_error_over_there_is_told(world, tmp_path):
+    (tmp_path / "journal").write_bytes(bytes(range(1, 100)))
+    process = painter.Painter()
+    try:
+        process.begin(tmp_path / "journal")
+        wanted = WantedFrame(
+            (0, 1), following=True, hidden=(), pixels=900, height=1.0, dark=False, paint=True
+        )
+        with pytest.raises(painter.PainterGone, match="there is no frame"):
+            process.paint(wanted, lambda: False)
+    finally:
+        process.end()
 
 
 def test_a_forked_child_leaves_the_process_to_its_parent():

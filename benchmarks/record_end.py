@@ -3,10 +3,12 @@
     python benchmarks/record_end.py [--rows 600000] [--rounds 3] [--device cuda:0]
 
 The program launches one short kernel after the other, a kernel and the call that launched it a
-row each, and says when it ends. A round is timed on this process's clock: until the program's own
-process is gone, until "wrote" is said of the file, and until the command ends, when it has said
-what it found. With --device sim:h200 the program launches on the simulated GPU, which shows that
-this runs and nothing else. Exits with 1 if the goal is missed.
+row each, and says when its last statement is done. From then on it is timed, on this process's
+clock: until the program's own process is gone, bare and recorded, in turns; until "wrote" is said
+of the file; until the command ends, when it has said what it found. A program with PyTorch takes
+some time to be gone by itself: the goal is for what recording adds to that. With --device
+sim:h200 the program launches on the simulated GPU, which shows that this runs and nothing else.
+Exits with 1 if the goal is missed.
 """
 
 from __future__ import annotations
@@ -51,15 +53,21 @@ def child(device: str, launches: int) -> None:
     print(f"ended {time.monotonic()} {os.getpid()}", flush=True)
 
 
-def run(device: str, launches: int, folder: Path) -> dict[str, float]:
-    """Record the program; returns seconds after its end, rows and bytes of its trace."""
-    out = folder / "trace.parquet"
+def is_running(pid: int) -> bool:
+    """Whether a process is there, and not only its exit status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def ended(device: str, launches: int, *options: str) -> dict[str, float]:
+    """Run the program; returns seconds after its end."""
     root = str(HERE.parents[1])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    record = [sys.executable, "-m", "gpuscope.cli", "record", "--no-report", "--out", str(out)]
     began_s = time.monotonic()
     with subprocess.Popen(
-        [*record, str(HERE), "child", device, str(launches)],
+        [sys.executable, *options, str(HERE), "child", device, str(launches)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -68,8 +76,8 @@ def run(device: str, launches: int, folder: Path) -> dict[str, float]:
         output, complaints = process.stdout, process.stderr
         if output is None or complaints is None:
             raise AssertionError
-        _, ended, pid = next(line for line in output if line.startswith("ended ")).split()
-        while Path(f"/proc/{pid}").exists():
+        _, last, pid = next(line for line in output if line.startswith("ended ")).split()
+        while is_running(int(pid)):
             time.sleep(0.01)
         gone_s = time.monotonic()
         said = []
@@ -81,17 +89,27 @@ def run(device: str, launches: int, folder: Path) -> dict[str, float]:
     done_s = time.monotonic()
     if process.returncode:
         raise RuntimeError("".join(said)[-2000:])
+    last_s = float(last)
+    return {
+        "program_s": last_s - began_s,
+        "gone_s": gone_s - last_s,
+        "wrote_s": wrote_s - last_s,
+        "done_s": done_s - last_s,
+    }
+
+
+def run(device: str, launches: int, folder: Path) -> dict[str, float]:
+    """Run the program bare and record it; returns seconds after its end, and rows."""
     import gpuscope as gs
 
-    trace = gs.load_trace(out)
-    found = {
-        "program_s": float(ended) - began_s,
-        "gone_s": gone_s - float(ended),
-        "wrote_s": wrote_s - float(ended),
-        "done_s": done_s - float(ended),
-        "rows": len(trace),
-        "mb": out.stat().st_size / 1e6,
-    }
+    out = folder / "trace.parquet"
+    bare = ended(device, launches)
+    found = ended(
+        device, launches, "-m", "gpuscope.cli", "record", "--no-report", "--out", str(out)
+    )
+    found["bare_s"] = bare["gone_s"]
+    found["added_s"] = found["wrote_s"] - bare["gone_s"]
+    found["rows"] = len(gs.load_trace(out))
     out.unlink()
     return found
 
@@ -115,9 +133,11 @@ def main() -> int:
             rounds.append(run(asked.device, asked.rows // 2, Path(folder)))
             print({name: round(value, 2) for name, value in rounds[-1].items()}, flush=True)
     told = {
-        "gone_s": ("the program's process is gone", BESIDE),
-        "wrote_s": ("its trace is written", f"≤ {GOAL_S:.0f} s"),
+        "bare_s": ("its process is gone, bare", BESIDE),
+        "gone_s": ("its process is gone, recorded", BESIDE),
+        "wrote_s": ("its trace is written", BESIDE),
         "done_s": ("what was found is said", BESIDE),
+        "added_s": ("its trace is written, beyond the bare process", f"≤ {GOAL_S:.0f} s"),
     }
     rows = []
     for name, (what, goal) in told.items():
@@ -136,7 +156,8 @@ def main() -> int:
         )
     if not is_simulated:
         out = HERE.parent / "results" / "record_end.json"
-        write(out, "python benchmarks/record_end.py", machine, rows)
+        command = f"python benchmarks/record_end.py --rounds {asked.rounds}"
+        write(out, command, machine, rows)
     for found in rows:
         verdict = "" if found["goal"] == BESIDE else f"  {found['goal']}, met: {found['met']}"
         print(f"{found['what']:58} {found['value']:>8} {found['unit']}{verdict}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -136,7 +137,9 @@ class Timeline(SelectingView):
             self.window_ns = (low, low + self._followed_ns)
             self.follow = True
         self.scheduler.ask()
-        journal = recording.journal() if recording.sees_ranges else None
+        journal = None
+        with contextlib.suppress(OSError):  # there may be no memory for it
+            journal = recording.journal() if recording.sees_ranges else None
         if journal is None:
             self._read_here(recording)
             return

@@ -34,7 +34,7 @@ ROOMS = {
     "telling": 20_535,
     "timeline": 50_043,
     "trace": 34_205,
-    "widgets": 32_824,
+    "widgets": 32_837,
     "workloads": 20_226,
 }
 """Tokens of each room and of the root: may only go down, unless a feature is added: then by

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -262,6 +263,18 @@ def test_a_recording_that_was_read_is_read_here(world):
         recording.batches()
         assert recording.journal() is None
     assert recording.journal() is None
+
+
+def test_a_recording_that_has_no_room_for_a_journal_is_read_here(world, timeline, monkeypatch):
+    def full(_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "memfd_create", full)
+    with world.profile() as recording:
+        timeline.watch(recording)
+        foreign(world, 5)
+        until(lambda: len(timeline.state.tracks) >= 10, "nobody reads")
+    assert recording.trace.metadata.complete
 
 
 def test_a_recording_that_hears_no_ranges_is_read_here(monkeypatch, timeline):

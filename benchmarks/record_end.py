@@ -4,8 +4,8 @@
 
 The program launches one short kernel after the other, a kernel and the call that launched it a
 row each, and says when its last statement is done. From then on it is timed, on this process's
-clock: until the program's own process is gone, bare and recorded, in turns; until "wrote" is said
-of the file; until the command ends, when it has said what it found. A program with PyTorch takes
+clock: until the program's own process is gone, bare and recorded, in turns; until the trace's file
+is whole; until the command ends, when it has said what it found. A program with PyTorch takes
 some time to be gone by itself: the goal is for what recording adds to that. With --device
 sim:h200 the program launches on the simulated GPU, which shows that this runs and nothing else.
 Exits with 1 if the goal is missed.
@@ -61,8 +61,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def ended(device: str, launches: int, *options: str) -> dict[str, float]:
-    """Run the program; returns seconds after its end."""
+def ended(device: str, launches: int, out: Path, *options: str) -> dict[str, float]:
+    """Run the program; returns seconds after its end, until ``out`` is there among them."""
     root = str(HERE.parents[1])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     began_s = time.monotonic()
@@ -80,15 +80,13 @@ def ended(device: str, launches: int, *options: str) -> dict[str, float]:
         while is_running(int(pid)):
             time.sleep(0.01)
         gone_s = time.monotonic()
-        said = []
-        wrote_s = float("nan")
-        for line in complaints:
-            said.append(line)
-            if line.startswith("gpuscope: wrote "):
-                wrote_s = time.monotonic()
+        while options and process.poll() is None and not (out.exists() and out.stat().st_size):
+            time.sleep(0.01)  # its name is taken first; then it comes as a whole
+        wrote_s = time.monotonic()
+        said = complaints.read()
     done_s = time.monotonic()
     if process.returncode:
-        raise RuntimeError("".join(said)[-2000:])
+        raise RuntimeError(said[-2000:])
     last_s = float(last)
     return {
         "program_s": last_s - began_s,
@@ -103,10 +101,9 @@ def run(device: str, launches: int, folder: Path) -> dict[str, float]:
     import gpuscope as gs
 
     out = folder / "trace.parquet"
-    bare = ended(device, launches)
-    found = ended(
-        device, launches, "-m", "gpuscope.cli", "record", "--no-report", "--out", str(out)
-    )
+    record = ("-m", "gpuscope.cli", "record", "--no-report", "--out", str(out))
+    bare = ended(device, launches, out)
+    found = ended(device, launches, out, *record)
     found["bare_s"] = bare["gone_s"]
     found["added_s"] = found["wrote_s"] - bare["gone_s"]
     found["rows"] = len(gs.load_trace(out))
@@ -122,11 +119,8 @@ def main() -> int:
     parser.add_argument("--device", default="cuda:0")
     asked = parser.parse_args()
     is_simulated = asked.device.startswith("sim")
-    machine = asked.device
-    if not is_simulated:
-        from gpuscope.device.cuda import driver
+    import gpuscope as gs
 
-        machine = driver.gpus()[0].name
     rounds = []
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(asked.rounds):
@@ -157,7 +151,8 @@ def main() -> int:
     if not is_simulated:
         out = HERE.parent / "results" / "record_end.json"
         command = f"python benchmarks/record_end.py --rounds {asked.rounds}"
-        write(out, command, machine, rows)
+        info = gs.open_device(asked.device, quiet=True).info
+        write(out, command, info.name, rows, driver=info.driver)
     for found in rows:
         verdict = "" if found["goal"] == BESIDE else f"  {found['goal']}, met: {found['met']}"
         print(f"{found['what']:58} {found['value']:>8} {found['unit']}{verdict}")

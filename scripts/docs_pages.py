@@ -134,9 +134,9 @@ WHY_MISSED = {
     "(1.09 to 1.29 µs), and a callback in C that notes launches in their place (0.49 to 0.52). "
     "CUPTI's records of kernels alone add 0.25 µs. Its clock is not the reason: a reading takes "
     "33 ns, one of the system's 28.",
-    "beyond the bare process": "Opening the GPU, to wait for its work and to see that every record "
-    "arrived, takes 0.65 to 1.3 s, most of it imports; making rows of what CUPTI wrote 0.7, "
-    "writing them 0.2, reading and publishing them 0.3 to 0.5.",
+    "beyond the bare process": "At the end the GPU is opened, to wait for its work and to see that "
+    "every record arrived: that imports what recording alone has no need of. Rows are made of what "
+    "CUPTI wrote in the program's process, before its trace is published.",
     "annotate, enter and exit, recording": "0.36 and 0.46 µs in two runs on 2026-11-22: it "
     "varies with the host.",
     "bound to CuPy": "CuPy's calls, to ask for its stream and to set it twice, take 0.59 µs of "
@@ -247,8 +247,9 @@ def h200_page(facts: dict[str, Any]) -> str:
     ends = json.loads((RESULTS / "record_end.json").read_text("utf-8"))
     lines += [
         f"## After a recorded program ({ends['date']}, `{ends['command']}`)", "",
-        f"On {ends['machine']}. A program of PyTorch leaves {ends['rows'][0]['rows'][0]:,} rows:",
-        "how long after its last statement.", "", *goals_table(ends["rows"]),
+        f"On {ends['machine']}, {ends['driver']}. A program of PyTorch leaves",
+        f"{ends['rows'][0]['rows'][0]:,} rows: how long after its last statement.", "",
+        *goals_table(ends["rows"]),
     ]  # fmt: skip
     lines += soaks_section()
     lines += traced_section(json.loads((RESULTS / "traced.json").read_text("utf-8")))

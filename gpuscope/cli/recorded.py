@@ -34,6 +34,8 @@ _OTHERS_S, _LOOK_S = 2.0, 0.05
 """How long processes of the program's that go on may take to end."""
 _RESOURCE_TRACKER, _FORK_SERVER = b"multiprocessing.resource_tracker", b"multiprocessing.forkserver"
 """Processes of Python's own, which use no GPU and end with the program."""
+_Traces = list[tuple[str, Trace]]
+"""Whose a trace is, and the trace."""
 
 
 @dataclass(frozen=True)
@@ -87,90 +89,58 @@ def publish(wanted: Wanted) -> bool:
     facts_of_file, unreadable = read_facts(work)
     done: list[Path] = []
     ours: list[Path] = []
-    traces: list[tuple[str, Trace]] = []
+    traces: _Traces = []
+    messages: list[str] = []  # when all is written, and what was found is told
     lacking: dict[int, str] = {}
     has_traces = False
     for path, facts in facts_of_file.items():
         who = facts.who
-        for note in facts.notes:
-            complain(f"gpuscope: {who}: {note}")
+        messages += [f"{who}: {note}" for note in facts.notes]
         files = _traces_of(path)
         has_traces |= bool(files)
         if not facts.ended and (facts.pid in running or _is_alive(facts.pid)):
             running.pop(facts.pid, None)
-            complain(
-                f"gpuscope: {who} still runs: it will write its trace to {work}; should it be "
-                f"killed: python -P -m gpuscope.experiments.so_far {work}"
+            messages.append(
+                f"{who} still runs: it will write its trace to {work}; should it be killed: "
+                f"python -P -m gpuscope.experiments.so_far {work}"
             )
             lacking[facts.pid] = who
             continue
         if lack := _lack(facts, files):
-            complain(f"gpuscope: {who} {lack}")
+            messages.append(f"{who} {lack}")
             lacking[facts.pid] = who
-        published = _publish_all(files, facts, wanted, ours, traces)
-        done += published
+        published = [
+            file for file in files if _is_published(file, facts, wanted, ours, traces, messages)
+        ]
         if published == files:
             done.append(path)
         else:
             lacking[facts.pid] = who
+        done += published
     lacking |= running
-    _tell_running(running, work)
+    messages += [
+        f"process {pid} ({command}) still runs: if it uses a GPU, it will write its trace to {work}"
+        for pid, command in running.items()
+    ]
+    with whatever_happens("what was found is not shown"):
+        _tell(traces)
+    for message in messages:
+        complain(f"gpuscope: {message}")
     if not has_traces and not lacking and not unreadable:
         complain(f"gpuscope: nothing was recorded: {_why_nothing(work)}")
     if len(ours) > _TOLD:
         complain(f"gpuscope: wrote {len(ours) - _TOLD} more files beside them")
+    for path in ours[:1]:
+        complain(f"gpuscope: gpuscope why {path} says more")
     for path in unreadable:
         complain(f"gpuscope: {path} is of no process of gpuscope's, or damaged: it stays there")
     if lacking:
-        several = "process" if len(lacking) == 1 else "processes"
         complain(
-            f"gpuscope: not all is recorded of {len(lacking)} {several}, told above: record the "
-            "program again, or wait for what still runs"
+            f"gpuscope: not all is recorded of {len(lacking)} process{'es' * (len(lacking) > 1)}, "
+            "told above: record the program again, or wait for what still runs"
         )
     _clear(work, done, is_used=bool(running))
-    _tell(traces, ours)
     return has_traces and not lacking
-
-
-def _publish_all(
-    files: list[Path],
-    facts: ProcessFacts,
-    wanted: Wanted,
-    ours: list[Path],
-    traces: list[tuple[str, Trace]],
-) -> list[Path]:
-    """Write the traces of a process, and say so; returns those that could be read and written.
-
-    Parameters
-    ----------
-    ours
-        What this command has written; what is written now is added.
-    traces
-        Process and trace, of those that are to be told; likewise.
-    """
-    published = []
-    for file in files:
-        try:
-            trace, written = _write(file, facts, *_base(wanted, facts), ours, report=wanted.report)
-        except (GpuscopeError, OSError) as error:
-            complain(f"gpuscope: {error}\ngpuscope: the trace is {file}")
-            continue
-        published.append(file)
-        ours += written
-        if len(ours) <= _TOLD:
-            traces.append((facts.who, trace))
-            for path in written:
-                complain(f"gpuscope: wrote {path}")
-    return published
-
-
-def _tell_running(running: dict[int, str], work: Path) -> None:
-    """Say which processes go on that have recorded nothing so far."""
-    for pid, command in running.items():
-        complain(
-            f"gpuscope: process {pid} ({command}) still runs: if it uses a GPU, it will write its "
-            f"trace to {work}"
-        )
 
 
 def _lack(facts: ProcessFacts, files: list[Path]) -> str:
@@ -221,8 +191,8 @@ def _running(order: str) -> dict[int, str]:
                 if is_python and entry in (process / "environ").read_bytes().split(b"\0"):
                     command = _command(process)
                     if not _is_helper(process, command):
-                        words = shortened(command.decode("utf-8", "replace"), _SHOWN)
-                        running[int(process.name)] = words
+                        text = command.decode("utf-8", "replace")
+                        running[int(process.name)] = shortened(text, _SHOWN)
         if not running or time.monotonic() >= end_s:
             return running
         time.sleep(_LOOK_S)
@@ -288,64 +258,61 @@ def _base(wanted: Wanted, facts: ProcessFacts) -> tuple[str, str]:
     return base if facts.pid == wanted.program else f"{base}-{who}", ending
 
 
-def _write(
+def _is_published(
     file: Path,
     facts: ProcessFacts,
-    base: str,
-    suffix: str,
+    wanted: Wanted,
     ours: list[Path],
-    *,
-    report: bool,
-) -> tuple[Trace, list[Path]]:
-    """Write a trace, and its report, under names that nobody uses.
+    traces: _Traces,
+    messages: list[str],
+) -> bool:
+    """Write a trace, and its report, under names that nobody uses; returns whether that worked.
 
     Parameters
     ----------
     ours
-        What this command has written before.
-
-    Returns
-    -------
-    Trace, list
-        What was written; to which files.
-
-    Raises
-    ------
-    GpuscopeError, OSError
-        It cannot be read or written.
+        What this command has written; what is written now is added.
+    traces, messages
+        What was written, to be told, and what is to be said after that; likewise.
     """
-    if file.suffix == JOURNAL:
-        trace = last_trace(file, facts)
-    else:
-        trace = read_parquet(file)
-        if not facts.ended or file.name in facts.lost:
-            trace = cut_short(trace, file.stat().st_mtime_ns, facts)
-    make_folder(Path(base).parent)
-    path = _unused(base, suffix, ours, with_page=report)
     try:
-        written = [export(trace, path)]
-    except BaseException:
-        path.unlink(missing_ok=True)  # empty, and ours
-        raise
-    page = path.with_name(f"{path.name.removesuffix(suffix)}.html")
-    if report and not page.exists():
-        written.append(trace_report(trace, page, title=facts.who))
-    return trace, written
+        if file.suffix == JOURNAL:
+            trace = last_trace(file, facts)
+        else:
+            trace = read_parquet(file)
+            if not facts.ended or file.name in facts.lost:
+                trace = cut_short(trace, file.stat().st_mtime_ns, facts)
+        base, suffix = _base(wanted, facts)
+        make_folder(Path(base).parent)
+        path = _unused(base, suffix, ours, with_page=wanted.report)
+        try:
+            written = [export(trace, path)]
+        except BaseException:
+            path.unlink(missing_ok=True)  # empty, and ours
+            raise
+        page = path.with_name(f"{path.name.removesuffix(suffix)}.html")
+        if wanted.report and not page.exists():
+            written.append(trace_report(trace, page, title=facts.who))
+    except (GpuscopeError, OSError) as error:
+        messages.append(f"{error}\ngpuscope: the trace is {file}")
+        return False
+    ours += written
+    if len(ours) <= _TOLD:
+        traces.append((facts.who, trace))
+        messages += [f"wrote {path}" for path in written]
+    return True
 
 
-def _tell(traces: list[tuple[str, Trace]], ours: list[Path]) -> None:
+def _tell(traces: _Traces) -> None:
     """Say what traces come to, and what is in them: all of it is to be one screen."""
     width = terminal_width()
-    with whatever_happens("what was found is not shown"):
-        for number, (who, trace) in enumerate(traces):
-            texts = [to_text(finding) for finding in findings(trace).findings[:_FOUND]]
-            lines = [line for text in texts for line in text.splitlines()]
-            lines = lines[:1] if number else lines
-            for line in [*lines, f"{who}: {counted(trace.kind_counts())}; {trace.origin}"]:
-                words = shortened(line, 2 * width, _TALLEST * width)
-                complain(paragraph(f"gpuscope: {words}", width))
-    for path in ours[:1]:
-        complain(f"gpuscope: gpuscope why {path} says more")
+    for number, (who, trace) in enumerate(traces):
+        texts = [to_text(finding) for finding in findings(trace).findings[:_FOUND]]
+        lines = "\n".join(texts).splitlines()
+        lines = lines[:1] if number else lines
+        for line in [*lines, f"{who}: {counted(trace.kind_counts())}; {trace.origin}"]:
+            words = shortened(line, 2 * width, _TALLEST * width)
+            complain(paragraph(f"gpuscope: {words}", width))
 
 
 def _unused(base: str, suffix: str, ours: list[Path], *, with_page: bool) -> Path:

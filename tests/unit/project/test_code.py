@@ -19,7 +19,7 @@ ROOMS = {
     "": 15_070,
     "analyses": 4_191,
     "analysis": 84_960,
-    "cli": 14_880,
+    "cli": 14_776,
     "device": 49_157,
     "experiments": 20_238,
     "figures": 7_995,

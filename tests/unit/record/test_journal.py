@@ -254,6 +254,29 @@ def test_an_exception_at_any_line_of_it_loses_nothing(world, tmp_path):
     assert struck > 30
 
 
+def test_a_buffer_that_comes_again_is_read_once(world, tmp_path):
+    recording, journal = begun(world, tmp_path / "a")
+    theirs(world, 30)
+    recording.advance()
+    (only,) = recording.sources
+    for number, stored in sorted(only._raw.items()):
+        journal.store(number, journal.fetch(stored))
+    assert only._raw
+    assert len(JournalReader(tmp_path / "a").read(over=True).where(kind="kernel")) == 30
+    recording.stop()
+
+
+def test_what_is_known_is_written_once(world, tmp_path):
+    recording, _ = begun(world, tmp_path / "a")
+    theirs(world, 30)
+    recording.advance()
+    recording.advance()
+    nbytes = (tmp_path / "a").stat().st_size
+    recording.advance()
+    assert (tmp_path / "a").stat().st_size == nbytes
+    recording.stop()
+
+
 def test_of_a_journal_that_was_cut_off_what_came_before_is_there(world, tmp_path):
     recording, _ = begun(world, tmp_path / "a")
     kernels = []

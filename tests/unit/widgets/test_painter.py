@@ -246,6 +246,8 @@ def test_two_timelines_show_one_recording(world, timeline):
     with world.profile() as recording:
         timeline.watch(recording)
         other.watch(recording)
+        assert isinstance(timeline._pump, FarPump)
+        assert isinstance(other._pump, FarPump)
         foreign(world, 6)
         until(lambda: seen(timeline) >= 12, "one process shows none")
         until(lambda: seen(other) >= 12, "the other shows none")

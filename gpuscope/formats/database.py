@@ -16,7 +16,7 @@ import numpy as np
 
 from gpuscope._types import Array
 from gpuscope.errors import TraceFormatError
-from gpuscope.formats.limits import Limits
+from gpuscope.formats.limits import Limits, reserve
 from gpuscope.trace.arrow import NONE
 
 Value: TypeAlias = int | float | str | bytes | None
@@ -97,14 +97,16 @@ class Database:
         self.asked: dict[str, set[str]] = {}
         until_s = time.monotonic() + 3 + 2 * nbytes / 1e6
         connection.set_progress_handler(lambda: time.monotonic() > until_s, _OPERATIONS)
-        for name, sql in self._execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"):
-            if not isinstance(name, str) or not isinstance(sql, str) or "\0" in name:
-                continue
-            if not sql.upper().startswith("CREATE VIRTUAL"):
-                self.tables[name] = self._columns(name)
-                plain.add(name)
-            if len(self.tables) > _MOST_TABLES:
-                raise TraceFormatError(f"more than {_MOST_TABLES:,} tables: that is no report")
+        schema = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
+        with _damaged_sizes_told():
+            for name, sql in self._execute(schema):
+                if not isinstance(name, str) or not isinstance(sql, str) or "\0" in name:
+                    continue
+                if not sql.upper().startswith("CREATE VIRTUAL"):
+                    self.tables[name] = self._columns(name)
+                    plain.add(name)
+                if len(self.tables) > _MOST_TABLES:
+                    raise TraceFormatError(f"more than {_MOST_TABLES:,} tables: that is no report")
 
     def _columns(self, table: str) -> dict[str, bool]:
         """Return the stored columns: one that is computed would run what the file says."""
@@ -131,7 +133,8 @@ class Database:
             return []
         listed = ", ".join(f"count({_quoted(name)})" for name in present)
         sql = f"SELECT {listed} FROM {_quoted(table)}"  # noqa: S608 - quoted
-        counts = self._execute(sql).fetchone()
+        with _damaged_sizes_told():
+            counts = self._execute(sql).fetchone()
         return [name for name, count in zip(present, counts, strict=True) if count]
 
     def integers(self, table: str, columns: Sequence[str]) -> dict[str, Array]:
@@ -148,7 +151,8 @@ class Database:
             for name in present
         )
         try:
-            flat = np.fromiter(chain.from_iterable(self._select(listed, table)), np.int64)
+            with _damaged_sizes_told():
+                flat = np.fromiter(chain.from_iterable(self._select(listed, table)), np.int64)
         except (TypeError, ValueError, OverflowError) as error:
             raise TraceFormatError(f"table {table} holds no number where one is due") from error
         values = np.ascontiguousarray(flat.reshape(-1, len(present)).T)
@@ -163,15 +167,18 @@ class Database:
         if not present:
             return []
         rows: list[tuple[Value, ...]] = []
-        cursor = self._select(", ".join(_quoted(name) for name in present), table)
-        while chunk := cursor.fetchmany(_CHUNK):
-            values = chain.from_iterable(chunk)
-            self._text_left -= sum(len(value) for value in values if isinstance(value, str | bytes))
-            if self._text_left < 0:
-                raise TraceFormatError(
-                    f"table {table} holds more text than the file has bytes, or than the limits let"
-                )
-            rows += chunk
+        with _damaged_sizes_told():
+            cursor = self._select(", ".join(_quoted(name) for name in present), table)
+            while chunk := cursor.fetchmany(_CHUNK):
+                values = chain.from_iterable(chunk)
+                texts = (value for value in values if isinstance(value, str | bytes))
+                self._text_left -= sum(map(len, texts))
+                if self._text_left < 0:
+                    raise TraceFormatError(
+                        f"table {table} holds more text than the file has bytes, or than the "
+                        "limits let"
+                    )
+                rows += chunk
         self._took(len(rows))
         if len(present) == len(columns):
             return rows
@@ -198,6 +205,20 @@ class Database:
         if self._rows > self._most_rows:
             raise TraceFormatError("the tables claim more rows than a file of this size can hold")
         self.limits.check_rows("rows", self._rows)
+
+
+@contextmanager
+def _damaged_sizes_told() -> Iterator[None]:
+    """Say of a record's damaged size what it is: SQLite finds no memory for so large a record.
+
+    It allocates the list of a record's pages by the size that the file claims
+    (``accessPayload`` in its ``btree.c``), before it compares that size with any limit.
+    """
+    try:
+        yield
+    except MemoryError:
+        reserve(_CHUNK * _LONGEST_TEXT)  # the most that is read at a time, or there is no memory
+        raise TraceFormatError("a record claims more bytes than SQLite can allocate") from None
 
 
 def _quoted(name: str) -> str:

@@ -41,8 +41,12 @@ class _Line(msgspec.Struct, omit_defaults=True):
     """A line of the file: what was asked for, or what came of a point."""
 
     table: str
-    asked: SweepFacts | None = None
+    asked: msgspec.Raw = msgspec.Raw()
     point: MeasuredPoint | None = None
+
+
+_read_line = msgspec.json.Decoder(_Line).decode
+"""Of a point all is typed and nothing is nested; what was asked for is read as other JSON is."""
 
 
 class PointTable:
@@ -182,7 +186,8 @@ def saved(folder: Path, name: str) -> SavedPoints | None:
             points += former
     with _readable(folder / POINTS):
         lines = [line for line in _lines(folder / POINTS) if line.table == name]
-        asked += [line.asked for line in lines if line.asked]
+        texts = [bytes(line.asked) for line in lines]
+        asked += [msgspec.convert(_foreign.loads(text), SweepFacts) for text in texts if text]
         points += [line.point for line in lines if line.point]
         if not points:
             return None
@@ -204,7 +209,7 @@ def _lines(path: Path) -> list[_Line]:
     read: list[_Line] = []
     for line in lines:
         with suppress(*_MALFORMED):
-            read.append(msgspec.convert(_foreign.loads(line), _Line))
+            read.append(_read_line(line))
     if lines and not read:
         raise ValueError("none of its lines can be read")
     if len(read) < len(lines):

@@ -7,20 +7,16 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from gpuscope._checks import given
-from gpuscope._text import clean
-from gpuscope.analysis.result import Row
-from gpuscope.analysis.settings import COLUMNS
-from gpuscope.errors import GpuscopeError, InvalidArgument, WorkerLost
+from gpuscope.analysis.settings import COLUMNS, HIDDEN
+from gpuscope.errors import GpuscopeError, WorkerLost
 from gpuscope.search.grid import Point, Value
 from gpuscope.trace.run import Run
 
 STOPPED = "stopped early: fewer calls than planned"
 """The error of a point whose run was."""
-_OWN = ("number", "provenance")
-"""Columns that results do not show."""
+_OF_POINTS = {"gpu": pa.string(), "error": pa.string(), **HIDDEN}
+"""Columns that all rows of a point have alike."""
 
 
 class MeasuredDevice(TypedDict):
@@ -61,7 +57,7 @@ class MeasuredPoint(msgspec.Struct, frozen=True, omit_defaults=True):
 
     number: int
     state: Literal["measured", "refused", "stopped", "lost"]
-    rows: list[Row]
+    rows: list[dict[str, Value | None]]
     gpu: str | None = None
     error: str | None = None
     provenance: str | None = None
@@ -108,9 +104,7 @@ def point_of(
 def schema_of(facts: SweepFacts) -> pa.Schema:
     """Return the columns of all points."""
     types = {name: _type(facts["parameters"][name]) for name in facts["order"]}
-    texts = {"gpu": pa.string(), "error": pa.string()}
-    hidden = {"number": pa.int64(), "provenance": pa.string()}
-    return pa.schema({**types, **COLUMNS, **texts, **hidden}.items())
+    return pa.schema({**types, **COLUMNS, **_OF_POINTS}.items())
 
 
 def _type(values: Sequence[Value]) -> pa.DataType:
@@ -132,8 +126,6 @@ class SavedPoints:
         Numbers of those that need not be measured again.
     table
         All rows, in the order of the numbers.
-    column_names
-        Its columns that results show.
 
     Parameters
     ----------
@@ -149,28 +141,13 @@ class SavedPoints:
             if before is None or not before.is_finished:
                 self.by_number[point.number] = point
         self.finished = {n for n, point in self.by_number.items() if point.is_finished}
-        rows: list[Row] = []
-        for number, point in sorted(self.by_number.items()):
-            same = {"number": number, "gpu": point.gpu, "error": point.error}
-            same["provenance"] = point.provenance
-            rows += [{**row, **same} for row in point.rows]
-        self.table = pa.Table.from_pylist(rows, schema=schema_of(facts))
-        self.column_names = [name for name in self.table.column_names if name not in _OWN]
-
-    def select(
-        self, columns: Sequence[str], where: Mapping[str, Value | Sequence[Value]] | None = None
-    ) -> pa.Table:
-        """Return columns of all points in order, or of those that have such values."""
-        chosen = pc.scalar(True)  # noqa: FBT003 - holds of every row
-        for name, values in (where or {}).items():
-            column = self.table.schema.field(name).type
-            try:
-                several = [values] if isinstance(values, Value) else [*values]
-                texts = map(str, several) if column == pa.string() else several
-                chosen &= pc.field(name).isin(pa.array(texts, column))
-            except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
-                raise InvalidArgument(
-                    f"where[{name!r}] is {given(values)}; a value of it, or a list of them, is "
-                    f"needed ({clean(error, 200)})"
-                ) from error
-        return self.table.filter(chosen).select(columns)
+        ordered = [point for _, point in sorted(self.by_number.items())]
+        whose = [point for point in ordered for _ in point.rows]
+        columns = schema_of(facts)
+        of_rows = [column for column in columns if column.name not in _OF_POINTS]
+        rows = pa.array([row for point in ordered for row in point.rows], pa.struct(of_rows))
+        same = [
+            pa.array([getattr(point, name) for point in whose], kind)
+            for name, kind in _OF_POINTS.items()
+        ]
+        self.table = pa.Table.from_arrays([*rows.flatten(), *same], schema=columns)

@@ -269,7 +269,7 @@ class Search:
             verdicts.update((n, "worse") for n in unseen if race.has_too_many(n, sure))
         inside = [n for n, verdict in verdicts.items() if verdict in ("best", "equal", "undecided")]
         rows = [row for point in self.points.values() for row in point.rows]
-        missing = dict.fromkeys(row["incomplete"] for row in rows if row.get("incomplete"))
+        missing = dict.fromkeys(str(row["incomplete"]) for row in rows if row.get("incomplete"))
         origins = dict.fromkeys(
             line for point in self.points.values() for line in (point.provenance or "").splitlines()
         )

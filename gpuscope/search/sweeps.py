@@ -228,7 +228,7 @@ def _check_inside(numbers: Iterable[int], length: int, path: str | Path | None) 
 def _result(points: SavedPoints, wanted: range, speeds: tuple[Speed, ...]) -> SweepResult:
     """Return what there is of the points that were wanted."""
     facts = points.facts
-    columns = points.select(["provenance", "incomplete", "gpu"])
+    columns = points.table.select(["provenance", "incomplete", "gpu"])
     origins, missing, gpus = (
         [text for text in column.unique().to_pylist() if text] for column in columns.columns
     )
@@ -241,15 +241,15 @@ def _result(points: SavedPoints, wanted: range, speeds: tuple[Speed, ...]) -> Sw
             if gpu not in {speed.gpu for speed in speeds}
         ]
     unmeasured = {number for number in wanted if number not in points.finished}
-    lost = [point for n, point in points.by_number.items() if n in unmeasured]
+    unfinished = [point for n, point in points.by_number.items() if n in unmeasured]
     refused = [point for point in points.by_number.values() if point.state == "refused"]
     return SweepResult(
-        points=points,
+        points=points.table,
         experiment=facts["experiment"],
         parameters={name: tuple(facts["parameters"][name]) for name in facts["order"]},
         stopped=bool(unmeasured),
         unmeasured=len(unmeasured),
-        why_unmeasured=_why(lost),
+        why_unmeasured=_why(unfinished),
         refused=len(refused),
         why_refused=_why(refused),
         provenance="; ".join(seen) or f"nothing was run on {where['name']}",
@@ -306,7 +306,7 @@ class _References:
 def _speeds(points: SavedPoints) -> tuple[Speed, ...]:
     rates: dict[str, list[float]] = {}
     wanted = next(iter(points.facts["experiment"]["workloads"]))
-    for row in points.select(["workload", "gpu", "calls_per_s"]).to_pylist():
+    for row in points.table.select(["workload", "gpu", "calls_per_s"]).to_pylist():
         if row["workload"] == wanted and row["calls_per_s"]:
             rates.setdefault(row["gpu"], []).append(row["calls_per_s"])
     return Speed.of(rates)

@@ -12,7 +12,6 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -652,10 +651,7 @@ def made(rows, parameters=("partitions.small",), interval_of="latency_p50_us", *
     described = {"name": "e", "workloads": {"load": {"background": True}, "fast": {}}}
     facts = {"stopped": False, "provenance": "measured on GPU", "experiment": described, **facts}
     table = pa.Table.from_pylist(table, schema=schema)
-    rows = SimpleNamespace(
-        column_names=table.column_names, select=lambda columns, _: table.select(columns)
-    )
-    return SweepResult(points=rows, parameters=values, **facts)
+    return SweepResult(points=table, parameters=values, **facts)
 
 
 ROWS = [

@@ -179,7 +179,9 @@ def saved(folder: Path, name: str) -> SavedPoints | None:
     """
     asked: list[SweepFacts] = []
     points: list[MeasuredPoint] = []
-    for path in former_files(folder, name):
+    with _readable(folder):
+        former_paths = former_files(folder, name)
+    for path in former_paths:
         with _readable(path):
             facts, former = former_points(path)
             asked.append(facts)

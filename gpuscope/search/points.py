@@ -90,14 +90,14 @@ def point_of(
         return MeasuredPoint(number, state, [{**point}], gpu, str(made))
     whose = of or {}
     rows = [{**whose.get(row["setting"], point), **row} for row in made.comparison.to_pylist()]
+    given = [{name: value for name, value in row.items() if value is not None} for row in rows]
     return MeasuredPoint(
         number,
-        "stopped" if made.stopped else "measured",
-        [{name: value for name, value in row.items() if value is not None} for row in rows]
-        or [{**point}],
-        gpu,
-        STOPPED if made.stopped else None,
-        "\n".join(dict.fromkeys(trace.provenance for trace in made.values())),
+        state="stopped" if made.stopped else "measured",
+        rows=given or [{**point}],
+        gpu=gpu,
+        error=STOPPED if made.stopped else None,
+        provenance="\n".join(dict.fromkeys(trace.provenance for trace in made.values())),
     )
 
 

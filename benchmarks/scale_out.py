@@ -47,7 +47,7 @@ def workers(spec: str) -> Iterator[tuple[Executor, Any]]:
     """Yield an executor, and what gives the ids of its processes."""
     kind, _, number = spec.partition(":")
     if kind == "processes":
-        with Processes(int(number)) as own:
+        with Processes(int(number), attempts=3) as own:
             yield own, lambda: [one.pid for one in own._all or () if one.poll() is None]
         return
     import distributed

@@ -31,11 +31,13 @@ from typing import Any
 
 import distributed
 import psutil
+from msgspec import structs
 
 import gpuscope as gs
 from gpuscope.device.device import Device
 from gpuscope.experiments.experiment import Experiment
-from gpuscope.search.points import PointTable, Rows, rows_of
+from gpuscope.search.point_table import PointTable
+from gpuscope.search.points import MeasuredPoint, point_of
 from gpuscope.search.scale_out import Team
 from gpuscope.search.series import Plan
 
@@ -60,9 +62,9 @@ class Times:
     take_s: float
 
 
-def idle(_plan: Plan[Rows], rows: Rows, _: Device) -> Rows:
+def idle(_plan: Plan[MeasuredPoint], point: MeasuredPoint, _: Device) -> MeasuredPoint:
     """Do nothing, with the arguments and the result of a point."""
-    return rows
+    return point
 
 
 @contextmanager
@@ -100,12 +102,12 @@ def measure(tasks: int) -> Times:
     """Measure the times of one task."""
     gpu = gs.open_device("sim:h200", quiet=True)
     experiment = Experiment.from_dict(ONE)
-    plan = Plan(experiment, "one", partial(rows_of, 0, {"seed": 0}))
-    rows = plan.make(gs.run(experiment, gpu), gpu.info.uuid)
+    plan = Plan(experiment, "one", partial(point_of, 0, {"seed": 0}))
+    point = plan.make(gs.run(experiment, gpu), gpu.info.uuid)
     with cluster(2) as (client, scheduler), tempfile.TemporaryDirectory() as folder:
         here = psutil.Process()
         team = Team(client.get_executor(), "sim:h200")
-        job = importable(plan, rows)
+        job = importable(plan, point)
         list(team.results(dict.fromkeys(range(100), job), threading.Event()))  # imports
         before = cpu_s(scheduler), cpu_s(here)
         futures = [client.submit(job, None, key=f"only-submitted-{n}") for n in range(tasks)]
@@ -117,18 +119,19 @@ def measure(tasks: int) -> Times:
         points = PointTable("point", experiment, {"seed": list(range(tasks))}, gpu.info, folder)
         jobs = dict.fromkeys(range(tasks), job)
         for number, made in team.results(jobs, threading.Event()):
-            points.add(number, [{**row, "number": number, "seed": number} for row in made])
+            rows = [{**row, "seed": number} for row in made.rows]
+            points.add(structs.replace(made, number=number, rows=rows))
         all_s = cpu_s(here) - before[1]
         schedule_s = cpu_s(scheduler) - before[0]
     submit_s = min(submit_s, all_s)
     return Times(submit_s / tasks, schedule_s / tasks, (all_s - submit_s) / tasks)
 
 
-def importable(plan: Plan[Rows], rows: Rows) -> Any:
+def importable(plan: Plan[MeasuredPoint], point: MeasuredPoint) -> Any:
     """Return a job that another process can import."""
     import scale_out_queue
 
-    return partial(scale_out_queue.idle, plan, rows)
+    return partial(scale_out_queue.idle, plan, point)
 
 
 def efficiency(workers: int, point_s: float, times: Times) -> float:

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuscope._checks import MappingOf, SeveralOf, door
+from gpuscope._checks import MappingOf, SeveralOf, door, given
 from gpuscope._columns import COMPARED, readable
 from gpuscope._text import clean
 from gpuscope.analysis.busy_analysis import overlap
@@ -23,7 +23,7 @@ from gpuscope.analysis.latency_analysis import durations_ns, latency
 from gpuscope.analysis.rates import Done, done
 from gpuscope.analysis.requests_analysis import requests
 from gpuscope.analysis.result import Result, Row, sentences
-from gpuscope.errors import MissingEvidence, NotFound
+from gpuscope.errors import InvalidArgument, MissingEvidence, NotFound
 from gpuscope.trace.columns import codes
 from gpuscope.trace.facts import SoloFacts
 from gpuscope.trace.metadata import Description
@@ -34,6 +34,8 @@ _Told = TypeVar("_Told", bound=Mapping[str, Any])
 _TYPES = {"text": pa.string(), "count": pa.int64(), "number": pa.float64()}
 COLUMNS = {key: _TYPES[column.kind] for key, column in COMPARED.items()}
 """Column → type of a comparison; :data:`gpuscope._columns.COMPARED` says what each means."""
+HIDDEN = {"number": pa.int64(), "provenance": pa.string()}
+"""Column → type of what the points of a sweep have besides, and its table does not show."""
 
 
 def of_slowest_rank(rows: Sequence[_Told]) -> list[_Told]:
@@ -243,17 +245,6 @@ def _requests(setting: str, trace: Trace) -> list[Row]:
     ]
 
 
-class PointRows(Protocol):
-    """Rows of points, read when they are asked for."""
-
-    @property
-    def column_names(self) -> list[str]:
-        """All columns that can be asked for."""
-
-    def select(self, columns: Sequence[str], where: Mapping[str, Any] | None = None) -> pa.Table:
-        """Return columns of all points in order, or of those that have such values."""
-
-
 @dataclass(frozen=True)
 class Speed:
     """How fast a GPU ran the reference.
@@ -300,7 +291,7 @@ class SweepResult(Result):
     Attributes
     ----------
     points
-        What :meth:`select` and ``table`` read from: memory, or files of a folder.
+        All rows as they were measured, with the columns of :data:`HIDDEN`.
     experiment
         The description that was varied.
     parameters
@@ -319,7 +310,7 @@ class SweepResult(Result):
         of workloads whose calls arrive at given times or as requests need them stay as they are.
     """
 
-    points: PointRows = field(repr=False)
+    points: pa.Table = field(repr=False)
     experiment: Description
     parameters: Mapping[str, tuple[Any, ...]]
     stopped: bool
@@ -332,7 +323,8 @@ class SweepResult(Result):
     @property
     def columns(self) -> list[str]:
         """The names of the columns of ``table``."""
-        return [*self.points.column_names, *(["speed"] if self.speeds else [])]
+        shown = [name for name in self.points.column_names if name not in HIDDEN]
+        return [*shown, *(["speed"] if self.speeds else [])]
 
     @cached_property
     def table(self) -> pa.Table:
@@ -346,7 +338,7 @@ class SweepResult(Result):
 
     @door(columns=SeveralOf(str), where=(MappingOf(object), None))
     def select(self, columns: Sequence[str], where: Mapping[str, Any] | None = None) -> pa.Table:
-        """Read some columns of ``table`` only, which costs little where points are in a folder.
+        """Return some columns of ``table`` only.
 
         Parameters
         ----------
@@ -366,23 +358,33 @@ class SweepResult(Result):
         if unknown := [name for name in where or () if name not in self.parameters]:
             varied = ", ".join(self.parameters)
             raise NotFound(f"{unknown[0]!r} was not varied; there are: {varied}")
-        if "speed" not in table_columns:
-            return self.points.select(columns, where)
-        needed = dict.fromkeys([*columns, "gpu", "workload"])
-        needed.pop("speed", None)
-        return self._normalised(self.points.select([*needed], where)).select(columns)
+        chosen = pc.scalar(True)  # noqa: FBT003 - holds of every row
+        for name, values in (where or {}).items():
+            column = self.points.schema.field(name).type
+            try:
+                several = [values] if isinstance(values, bool | int | float | str) else [*values]
+                texts = map(str, several) if column == pa.string() else several
+                chosen &= pc.field(name).isin(pa.array(texts, column))
+            except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
+                raise InvalidArgument(
+                    f"where[{name!r}] is {given(values)}; a value of it, or a list of them, is "
+                    f"needed ({clean(error, 200)})"
+                ) from error
+        rows = self.points.filter(chosen)
+        return (self._normalised(rows) if self.speeds else rows).select(columns)
 
     def _normalised(self, table: pa.Table) -> pa.Table:
         """Return times × and rates ÷ the relative speed of each row's GPU; adds that."""
         speeds = {speed.gpu: speed.relative for speed in self.speeds}
         relative = pa.array(map(speeds.get, table["gpu"].to_pylist()), pa.float64())
         plans = self.experiment.get("workloads", {})
-        given = driven_by_requests(plans) | {
+        not_paced = driven_by_requests(plans) | {
             name for name, plan in plans.items()
             if plan.get("rate_hz") is not None or plan.get("kind") == "requests"
             or f"workloads.{name}.rate_hz" in self.parameters
         }  # fmt: skip
-        of_gpu = pa.array([name not in given for name in table["workload"].to_pylist()], pa.bool_())
+        workloads = table["workload"].to_pylist()
+        of_gpu = pa.array([name not in not_paced for name in workloads], pa.bool_())
         for at, name in enumerate(table.column_names):
             column = COMPARED.get(name)
             if column is not None and column.is_time:

@@ -28,6 +28,7 @@ from gpuscope.experiments.setting import ResolvedSetting
 from gpuscope.report import interference_report, sweep_report
 from gpuscope.search.grid import ALL, Value
 from gpuscope.search.interference import measure_interference
+from gpuscope.search.point_table import holds_points
 from gpuscope.search.sweeps import sweep
 from gpuscope.search.tuned_code import DECODE, PREFILL, tuning_facts
 from gpuscope.search.tuning import tune
@@ -186,10 +187,10 @@ def tune_command(
     _tell(result, written, every=every, as_json=as_json)
 
 
-def _check_folder(out: Path, names: Iterable[str], kept: Iterable[str], *, replace: bool) -> None:
+def _check_folder(out: Path, names: Iterable[str], tables: Iterable[str], *, replace: bool) -> None:
     """Refuse a folder that holds such files, unless it holds measurements to go on from."""
     existing = [path for name in names if os.path.lexists(path := out / name)]
-    if existing and not any(path for prefix in kept for path in out.glob(f"{prefix}-*")):
+    if existing and not any(holds_points(out, table) for table in tables):
         check_new(*existing, replace=replace)
 
 

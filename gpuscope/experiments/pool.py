@@ -24,11 +24,13 @@ _T = TypeVar("_T")
 class Processes(Executor):
     """Calls functions in ``count`` processes, each of which is started at its first call.
 
-    A call whose process dies raises ``BrokenExecutor``; the next one gets a new process. A function
-    must not raise: it ends its process. ``shutdown`` ends the processes.
+    A call whose process dies is made again in a new one, until ``attempts`` were made: then it
+    raises ``BrokenExecutor``. A function must not raise: it ends its process. ``shutdown`` ends the
+    processes.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, *, attempts: int = 1) -> None:
+        self._attempts = attempts
         self._threads = ThreadPoolExecutor(count)
         self._mine = threading.local()
         self._lock = threading.Lock()
@@ -36,7 +38,7 @@ class Processes(Executor):
 
     def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
         """Queue a call; function and arguments are pickled."""
-        return self._threads.submit(self._call, partial(fn, *args, **kwargs))
+        return self._threads.submit(self._call, partial(fn, *args, **kwargs), self._attempts)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = True) -> None:  # noqa: FBT001, FBT002 - as Executor has it
         """Terminate the processes, and with them the calls that run."""
@@ -54,7 +56,7 @@ class Processes(Executor):
             with contextlib.suppress(OSError), process:  # closes its pipes and waits
                 pass
 
-    def _call(self, job: Callable[[], _T]) -> _T:
+    def _call(self, job: Callable[[], _T], attempts: int) -> _T:
         process: subprocess.Popen[bytes] | None = getattr(self._mine, "process", None)
         if process is None or process.poll() is not None:
             process = self._mine.process = self._started()
@@ -65,7 +67,10 @@ class Processes(Executor):
             made: _T = pickle.load(back)  # noqa: S301 - of our own process
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             process.kill()
-            raise BrokenExecutor(f"its process ended with status {process.wait()}") from error
+            status = process.wait()
+            if attempts > 1:
+                return self._call(job, attempts - 1)
+            raise BrokenExecutor(f"its process ended with status {status}") from error
         return made
 
     def _started(self) -> subprocess.Popen[bytes]:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import queue
+import secrets
 import stat
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Executor, Future
+from concurrent.futures import Executor, Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 from gpuscope import _locks
 from gpuscope._checks import given
@@ -34,16 +34,14 @@ _Key = TypeVar("_Key")
 _T = TypeVar("_T")
 Job: TypeAlias = Callable[[Device], _T]
 """Work on one GPU; can be pickled."""
+_Outcome: TypeAlias = tuple[_T | GpuscopeError, DeviceInfo | None]
 
 _LOCKS = Path("/tmp")  # noqa: S108 - TMPDIR may be a batch job's own, which others do not see
 _POLL_S = 0.2
 _ATTEMPTS = 3
-"""How often a job is begun before it counts as lost."""
+"""How often ``"processes:N"`` begin a job before it counts as lost."""
 _MOST_PROCESSES = 10_000
 """N of ``"processes:N"``."""
-_PATIENCE_S = 60.0
-_PATIENCE = 3
-"""Jobs are begun again elsewhere when none has ended for so many times the longest one."""
 _GONE = "the scheduler is gone, and with it all workers"
 _any_of_host = ("auto", "cuda")
 _one_job = threading.Lock()
@@ -117,40 +115,37 @@ def _lock_file(uuid: str) -> int:
     raise GpuscopeError(f"cannot open the lock of GPU {uuid}, {str(path)!r}: {why}. Remove it")
 
 
-@dataclass(frozen=True)
-class _Outcome(Generic[_T]):
-    made: _T | GpuscopeError
-    gpu: DeviceInfo | None
-    seconds: float
-
-
 _opened = cache(lambda name: open_device(name, quiet=True))
 _latest: list[str] = []
 """Key of the GPU that this process used last: what was set up and compiled there is used again."""
 
 
-def _perform(job: Job[_T], name: str, attempt: int) -> _Outcome[_T]:
+def _perform(job: Job[_T], name: str, token: str) -> _Outcome[_T]:
     """Do a job on the device of this name that is free; an error is an outcome, too.
 
     Parameters
     ----------
-    attempt
+    token
         Makes the calls differ: Dask takes equal ones for one.
+
+    Returns
+    -------
+    made, gpu
+        What the job made or raised, and the GPU that it was done on.
     """
-    del attempt
-    start_s, gpu = time.monotonic(), None
+    del token
+    gpu: DeviceInfo | None = None
     try:
         with _one_job:
             several = driver.gpus() if name in _any_of_host else []
             several.sort(key=lambda gpu: gpu.key not in _latest)
             with locked(several or [_opened(name).info]) as gpu:
-                start_s, _latest[:] = time.monotonic(), [gpu.key]
-                made: _T | GpuscopeError = job(_opened(gpu.key if several else name))
+                _latest[:] = [gpu.key]
+                return job(_opened(gpu.key if several else name)), gpu
     except GpuscopeError as error:
-        made = error
+        return error, gpu
     except Exception as error:  # noqa: BLE001 - a library's, which may not unpickle elsewhere
-        made = GpuscopeError(f"{type(error).__name__}: {error}")
-    return _Outcome(made, gpu, time.monotonic() - start_s)
+        return GpuscopeError(f"{type(error).__name__}: {error}"), gpu
 
 
 # -- on the host that asks -----------------------------------------------------------------
@@ -215,11 +210,9 @@ class Team:
     ) -> Iterator[tuple[_Key, _T | GpuscopeError]]:
         """Do jobs, and yield each key once with what its job made or raised, as they end.
 
-        A job whose worker is lost is done again, at most three times; then its error is a
-        ``WorkerLost``, as is that of all that are left when the executor takes no more jobs or
-        Dask's scheduler is gone. Where no job ends for long, those that are left are begun again
-        elsewhere, and the first result counts. Jobs that have not begun are cancelled when the
-        caller leaves.
+        The executor does a job again whose worker is lost, if it can. Of what it gives up, and of
+        all that are left when Dask's scheduler is gone, the error is a ``WorkerLost``. Jobs that
+        have not begun are cancelled when the caller leaves.
 
         Parameters
         ----------
@@ -235,75 +228,54 @@ class Team:
         GpuscopeError
             Workers have GPUs that differ, or the executor takes no jobs.
         """
-        ended: queue.SimpleQueue[Future[_Outcome[_T]]] = queue.SimpleQueue()
-        futures: dict[Future[_Outcome[_T]], _Key] = {}
-        left = dict.fromkeys(jobs, 0)  # and how often each was begun
+        ended: queue.SimpleQueue[tuple[_Key, Future[_Outcome[_T]]]] = queue.SimpleQueue()
+        left: dict[_Key, Future[_Outcome[_T]]] = {}
 
         def begin(key: _Key) -> None:
-            left[key] += 1
-            try:
-                future = self.executor.submit(_perform, jobs[key], self.name, left[key])
-            except Exception as error:  # as executors raise once they are shut down or broken
-                if not (isinstance(error, RuntimeError) or _has_ended(self.executor)):
-                    raise
-                raise WorkerLost(
-                    _GONE if _has_ended(self.executor) else f"it takes no more jobs: {error}"
-                ) from error
-            futures[future] = key
-            future.add_done_callback(ended.put)
-
-        def is_lost(key: _Key) -> bool:
-            if key not in futures.values() and left[key] < _ATTEMPTS:
-                begin(key)
-            return key not in futures.values()
-
-        def ends() -> Iterator[tuple[_Key, _T | GpuscopeError]]:
-            longest_s, last_s = math.inf, time.monotonic()  # no patience is known yet
-            while left and not stop.is_set():
-                if time.monotonic() - last_s > max(_PATIENCE_S, _PATIENCE * longest_s):
-                    last_s = time.monotonic()
-                    for key in [key for key, attempts in left.items() if attempts < _ATTEMPTS]:
-                        begin(key)
-                try:
-                    future = ended.get(timeout=_POLL_S)
-                except queue.Empty:
-                    if _has_ended(self.executor):
-                        raise WorkerLost(_GONE) from None
-                    continue
-                key = futures.pop(future)
-                if key not in left:
-                    continue  # another attempt was faster
-                last_s, outcome = time.monotonic(), self._outcome(future)
-                if isinstance(outcome.made, WorkerLost) and not is_lost(key):
-                    continue
-                if not isinstance(outcome.made, WorkerLost):  # how long that takes tells nothing
-                    longest_s = max(outcome.seconds, 0.0 if math.isinf(longest_s) else longest_s)
-                del left[key]
-                if viewer is not None:
-                    viewer(
-                        Progress(label(key), 0, len(jobs) - len(left), len(jobs), recording=None)
-                    )
-                yield key, outcome.made
+            left[key] = self._submitted(jobs[key])
+            left[key].add_done_callback(lambda future: ended.put((key, future)))
 
         try:
             for key in jobs:
                 begin(key)
             try:
-                yield from ends()
+                while left and not stop.is_set():
+                    try:
+                        key, future = ended.get(timeout=_POLL_S)
+                    except queue.Empty:
+                        if _has_ended(self.executor):
+                            raise WorkerLost(_GONE) from None
+                        continue
+                    if left.get(key) is not future:
+                        continue
+                    if future.cancelled():  # as all are where Dask looks for its scheduler again
+                        for lost in left:
+                            begin(lost)
+                        continue
+                    made = self._made(left.pop(key))
+                    if viewer is not None:
+                        done = len(jobs) - len(left)
+                        viewer(Progress(label(key), 0, done, len(jobs), recording=None))
+                    yield key, made
             except WorkerLost as error:  # of the executor: no job can be begun again
                 yield from ((key, error) for key in left)
         finally:
-            for future in () if _has_ended(self.executor) else futures:
+            for future in () if _has_ended(self.executor) else left.values():
                 future.cancel()
 
-    def _outcome(self, future: Future[_Outcome[_T]]) -> _Outcome[_T]:
+    def _submitted(self, job: Job[_T]) -> Future[_Outcome[_T]]:
         try:
-            outcome = future.result()
-        except (Exception, CancelledError) as error:  # noqa: BLE001 - jobs raise nothing
-            lost = WorkerLost(f"its worker was lost: {type(error).__name__}: {error}")
-            return _Outcome(lost, None, 0.0)
-        gpu, first = outcome.gpu, self.gpu
-        self.gpu = first or gpu
+            return self.executor.submit(_perform, job, self.name, secrets.token_hex(8))
+        except Exception as error:  # as executors raise once they are shut down or broken
+            why = _GONE if _has_ended(self.executor) else f"it takes no more jobs: {error}"
+            raise WorkerLost(why) from error
+
+    def _made(self, future: Future[_Outcome[_T]]) -> _T | GpuscopeError:
+        try:
+            made, gpu = future.result()
+        except Exception as error:  # noqa: BLE001 - jobs raise nothing
+            return WorkerLost(f"its worker was lost: {type(error).__name__}: {error}")
+        first, self.gpu = self.gpu, self.gpu or gpu
         models = [
             f"{info.name} ({info.sm_count} SMs, {info.driver})" for info in (first, gpu) if info
         ]
@@ -313,7 +285,7 @@ class Team:
                 f"and {models[1]}. Use workers with one kind of GPU and driver, or normalise a "
                 "sweep by a reference"
             )
-        return outcome
+        return made
 
 
 def _has_ended(executor: Executor) -> bool:
@@ -324,14 +296,14 @@ def _has_ended(executor: Executor) -> bool:
 
 @contextmanager
 def executor_of(
-    executor: Executor | str, processes: Callable[[int], Executor] = Processes
+    executor: Executor | str, processes: Callable[[int], Executor] | None = None
 ) -> Iterator[Executor]:
     """Yield the executor that an argument means; closes what it opened.
 
     Parameters
     ----------
     processes
-        What ``"processes:N"`` is.
+        What ``"processes:N"`` is, if not that many processes of this host.
 
     Raises
     ------
@@ -347,7 +319,8 @@ def executor_of(
         return
     kind, _, rest = executor.partition(":")
     if kind == "processes" and rest.isdecimal() and 0 < float(rest) <= _MOST_PROCESSES:
-        with processes(int(rest)) as opened:
+        count = int(rest)
+        with processes(count) if processes else Processes(count, attempts=_ATTEMPTS) as opened:
             yield opened
     elif kind == "dask" and rest.startswith("//") and rest != "//":
         distributed = require("distributed", feature="workers of Dask")

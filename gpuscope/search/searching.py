@@ -28,7 +28,8 @@ from gpuscope.record.facts import versions
 from gpuscope.search.candidates import candidates_of
 from gpuscope.search.forecasters import forecaster_for, no_forecasts
 from gpuscope.search.grid import Value
-from gpuscope.search.points import PointTable, Rows, is_whole, rows_of
+from gpuscope.search.point_table import PointTable
+from gpuscope.search.points import MeasuredPoint, point_of
 from gpuscope.search.scale_out import Team
 from gpuscope.search.series import Plan, Series
 from gpuscope.search.tune_result import TuneResult
@@ -86,28 +87,22 @@ class Search:
         self.most = max(FEWEST * self.repeats, len(self.able) * self.repeats // 3)
         points = partial(PointTable, experiment=self.experiment, parameters=self.parameters)
         self.measured = points("turn", info=device.info, path=self.folder)
-        self.rows = self.measured.rows()
+        self.points = self.measured.all().by_number
         self.forecaster, self.forecasts = forecaster_for(
             self.experiment, device, self.parameters, self.gpu_profile
         )
         simulated = None if self.forecaster is None else self.forecaster.device
         self.forecast: PointTable | None = None
-        self.forecast_rows: dict[int, Rows] = {}
+        self.forecast_points: dict[int, MeasuredPoint] = {}
         if simulated is not None:
             self.forecast = points("forecast", info=simulated.info, path=self.folder)
-            self.forecast_rows = self.forecast.rows()
+            self.forecast_points = self.forecast.all().by_number
         calls = [self._planned(number, 0).calls for number in self.able]
         self.series = Series(self.team or device, self._keep, self.most * calls[0], viewer, stop)
         self.first = Series(simulated or device, self._keep_forecast, sum(calls), viewer, stop)
         self.failed: dict[int, Exception] = {}  # what a setting cannot run with, and why
         self.decided = False
         self.at_once = 1 if self.team is None else FEWEST
-
-    def seal(self) -> None:
-        """Leave a folder that other tools read."""
-        self.measured.seal()
-        if self.forecast is not None:
-            self.forecast.seal()
 
     # -- what is run ------------------------------------------------------------------
     def plan(self, number: int, turn: int) -> Experiment:
@@ -138,7 +133,7 @@ class Search:
             if isinstance(error, NothingRecorded):
                 raise  # it was stopped
             self.forecast, self.forecasts = None, no_forecasts(str(error))
-            self.forecast_rows.clear()
+            self.forecast_points.clear()
         turn = 0
         while not self.first.stopped:
             samples = self.samples(turn)
@@ -154,13 +149,13 @@ class Search:
                 return
             turn += len(turns)
 
-    def _planned(self, number: int, turn: int) -> Plan[Rows]:
+    def _planned(self, number: int, turn: int) -> Plan[MeasuredPoint]:
         candidate, row_number = self.candidates[number], turn * len(self.candidates) + number
         return Plan(
-            self.plan(number, turn), candidate.label, partial(rows_of, row_number, candidate.point)
+            self.plan(number, turn), candidate.label, partial(point_of, row_number, candidate.point)
         )
 
-    def _turn(self, chosen: Iterable[int], turn: int) -> tuple[str, dict[int, Plan[Rows]]]:
+    def _turn(self, chosen: Iterable[int], turn: int) -> tuple[str, dict[int, Plan[MeasuredPoint]]]:
         """Return the measurements of a turn that are still to be made, in an order of its own."""
         order = [*chosen]
         random.Random(f"{self.experiment.seed} {turn}").shuffle(order)  # noqa: S311
@@ -171,24 +166,24 @@ class Search:
             if row_number not in self.measured.finished
         }
 
-    def _keep(self, row_number: int, made: Rows | GpuscopeError) -> None:
+    def _keep(self, row_number: int, made: MeasuredPoint | GpuscopeError) -> None:
         number = row_number % len(self.candidates)
         if isinstance(made, WorkerLost):
             goes_on = "" if self.folder is None else ". The same call goes on from what is there"
             raise WorkerLost(f"{made}{goes_on}") from made
         if not isinstance(made, GpuscopeError):
-            self.rows[row_number] = made
-            self.measured.add(row_number, made, whole=is_whole(made))
+            self.points[row_number] = made
+            self.measured.add(made)
         elif number not in self.failed:
             self.failed[number] = made.with_traceback(None)
             self.able.remove(number)
 
-    def _keep_forecast(self, number: int, made: Rows | GpuscopeError) -> None:
+    def _keep_forecast(self, number: int, made: MeasuredPoint | GpuscopeError) -> None:
         if isinstance(made, GpuscopeError):
             raise made
-        self.forecast_rows[number] = made
+        self.forecast_points[number] = made
         if self.forecast is not None:
-            self.forecast.add(number, made, whole=is_whole(made))
+            self.forecast.add(made)
 
     def _forecast_all(self) -> None:
         """Forecast every setting; first record what the simulated GPU cannot run."""
@@ -198,7 +193,7 @@ class Search:
         todo = [number for number in self.able if number not in self.forecast.finished]
         for number in todo:
             candidate = self.candidates[number]
-            make = partial(rows_of, number, candidate.point)
+            make = partial(point_of, number, candidate.point)
             plan = Plan(self._short(number), f"forecast of {candidate.label}", make)
             self.first.run([(candidate.label, {number: plan})])
 
@@ -225,23 +220,23 @@ class Search:
     def samples(self, before: int | None = None) -> dict[int, dict[int, Values]]:
         """Return what was measured in the turns before one, or in all."""
         samples: dict[int, dict[int, Values]] = {}
-        for row_number, rows in sorted(self.rows.items()):
+        for row_number, point in sorted(self.points.items()):
             turn, number = divmod(row_number, len(self.candidates))
-            is_done = is_whole(rows) and number not in self.failed
+            is_done = point.is_finished and number not in self.failed
             if is_done and (before is None or turn < before):
-                samples.setdefault(number, {})[turn] = self._values(number, rows)
+                samples.setdefault(number, {})[turn] = self._values(number, point)
         return samples
 
     def _forecast(self) -> dict[int, Values]:
         return {
-            number: self._values(number, rows)
-            for number, rows in self.forecast_rows.items()
-            if is_whole(rows)
+            number: self._values(number, point)
+            for number, point in self.forecast_points.items()
+            if point.is_finished
         }
 
-    def _values(self, number: int, of_all: Rows) -> Values:
+    def _values(self, number: int, point: MeasuredPoint) -> Values:
         """Return the columns that were asked for."""
-        rows = {row["workload"]: row for row in of_all}
+        rows = {row["workload"]: row for row in point.rows}
         values = {}
         needed = (self.objective, *self.slo)
         for goal in dict.fromkeys((*needed, *self.costs)):
@@ -259,7 +254,6 @@ class Search:
     def result(self) -> TuneResult:
         """Return the result of what there is."""
         self.series.settle()
-        self.seal()
         samples, forecast = self.samples(), self._forecast()
         if self.failed and not samples:
             raise next(iter(self.failed.values()))
@@ -274,10 +268,10 @@ class Search:
         if sure is not None:
             verdicts.update((n, "worse") for n in unseen if race.has_too_many(n, sure))
         inside = [n for n, verdict in verdicts.items() if verdict in ("best", "equal", "undecided")]
-        measured = [row for rows in self.rows.values() for row in rows]
-        missing = dict.fromkeys(row["incomplete"] for row in measured if row.get("incomplete"))
+        rows = [row for point in self.points.values() for row in point.rows]
+        missing = dict.fromkeys(str(row["incomplete"]) for row in rows if row.get("incomplete"))
         origins = dict.fromkeys(
-            line for row in measured for line in (row["provenance"] or "").splitlines()
+            line for point in self.points.values() for line in (point.provenance or "").splitlines()
         )
         costs = tuple(
             goal

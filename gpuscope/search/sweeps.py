@@ -7,13 +7,12 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Executor
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import pyarrow.compute as pc
+from msgspec import structs
 
 from gpuscope._checks import door, given
 from gpuscope.analysis.settings import Speed, SweepResult
@@ -29,8 +28,8 @@ from gpuscope.experiments.experiment import Description, Experiment, as_experime
 from gpuscope.experiments.runner import Viewer
 from gpuscope.search.candidates import due
 from gpuscope.search.grid import Varied, checked, labelled, points_of
-from gpuscope.search.points import PointTable, Rows, is_whole, rows_of
-from gpuscope.search.saved_points import SavedPoints, saved
+from gpuscope.search.point_table import PointTable, saved
+from gpuscope.search.points import MeasuredPoint, SavedPoints, point_of
 from gpuscope.search.series import Plan, Series, as_far_as_measured, place_of
 
 _PREFIX, _REFERENCE = "point", "reference"
@@ -132,7 +131,7 @@ def sweep(
         described = as_experiment(experiment)
         plans = {
             number: Plan(
-                planned, labelled(points[number]), partial(rows_of, number, points[number], of=of)
+                planned, labelled(points[number]), partial(point_of, number, points[number], of=of)
             )
             for number, (planned, of) in enumerate(due(described, points, runs_on.layout))
         }
@@ -143,18 +142,16 @@ def sweep(
         wanted = range(len(points))[part]
         todo = [number for number in wanted if number not in measured.finished]
 
-        def keep(number: int, made: Rows | GpuscopeError) -> None:
+        def keep(number: int, made: MeasuredPoint | GpuscopeError) -> None:
             if number < 0:
                 references.add(made)
-                return
-            if isinstance(made, InvalidPartition | WorkerLost):
-                lost = isinstance(made, WorkerLost)
-                measured.add(number, rows_of(number, points[number], made), whole=not lost)
-            elif isinstance(made, GpuscopeError):
-                raise made
+            elif isinstance(made, MeasuredPoint):
+                references.counts[made.gpu] += 0
+                measured.add(made)
+            elif isinstance(made, InvalidPartition | WorkerLost):
+                measured.add(point_of(number, points[number], made))
             else:
-                references.counts[made[0]["gpu"]] += 0
-                measured.add(number, made, whole=is_whole(made))
+                raise made
 
         calls = sum(plans[number].calls for number in todo)
         calls += 2 * sum(plan.calls for plan in references.plan("").values())
@@ -170,18 +167,13 @@ def sweep(
         def result() -> SweepResult:
             series.settle()
             saved_points = measured.all()
-            if not saved_points.numbers:
+            if not saved_points.by_number:
                 raise NothingRecorded(
                     "the sweep was stopped before anything was recorded: run it again"
                 )
-            return _result(saved_points, wanted, measured.finished, references.speeds())
+            return _result(saved_points, wanted, references.speeds())
 
-        try:
-            return as_far_as_measured(measure, result)
-        except Exception:
-            with suppress(GpuscopeError):  # a full disk: what is there stays a journal
-                measured.seal()
-            raise
+        return as_far_as_measured(measure, result)
 
 
 def _part(shard: str | None, path: str | Path | None) -> slice:
@@ -218,13 +210,13 @@ def load_sweep(path: str | Path) -> SweepResult:
             "was given as path"
         )
     planned = range(math.prod(map(len, points.facts["parameters"].values())))
-    _check_inside(points.numbers, len(planned), path)
+    _check_inside(points.by_number, len(planned), path)
     references = saved(Path(path), _REFERENCE) if points.facts["reference"] else None
     speeds = () if references is None else _speeds(references)
-    return _result(points, planned, points.numbers, speeds)
+    return _result(points, planned, speeds)
 
 
-def _check_inside(numbers: set[int], length: int, path: str | Path | None) -> None:
+def _check_inside(numbers: Iterable[int], length: int, path: str | Path | None) -> None:
     """Refuse points that the grid does not have."""
     if outside := sorted(number for number in numbers if not 0 <= number < length):
         raise GpuscopeError(
@@ -233,18 +225,10 @@ def _check_inside(numbers: set[int], length: int, path: str | Path | None) -> No
         )
 
 
-def _result(
-    points: SavedPoints, wanted: range, finished: Collection[int], speeds: tuple[Speed, ...]
-) -> SweepResult:
-    """Return what there is of the points that were wanted.
-
-    Parameters
-    ----------
-    finished
-        Points that need not be measured again.
-    """
+def _result(points: SavedPoints, wanted: range, speeds: tuple[Speed, ...]) -> SweepResult:
+    """Return what there is of the points that were wanted."""
     facts = points.facts
-    columns = points.select(["provenance", "incomplete", "gpu"])
+    columns = points.table.select(["provenance", "incomplete", "gpu"])
     origins, missing, gpus = (
         [text for text in column.unique().to_pylist() if text] for column in columns.columns
     )
@@ -256,25 +240,28 @@ def _result(
             for gpu in gpus
             if gpu not in {speed.gpu for speed in speeds}
         ]
-    unmeasured = {number for number in wanted if number not in finished}
-    errors = points.select(["number", "error"])
-    failed = errors.filter(pc.is_valid(errors["error"])).to_pylist()
-    lost = [row["error"] for row in failed if row["number"] in unmeasured]
-    refused = {row["number"]: row["error"] for row in failed if row["number"] not in unmeasured}
+    unmeasured = {number for number in wanted if number not in points.finished}
+    unfinished = [point for n, point in points.by_number.items() if n in unmeasured]
+    refused = [point for point in points.by_number.values() if point.state == "refused"]
     return SweepResult(
-        points=points,
+        points=points.table,
         experiment=facts["experiment"],
         parameters={name: tuple(facts["parameters"][name]) for name in facts["order"]},
         stopped=bool(unmeasured),
         unmeasured=len(unmeasured),
-        why_unmeasured=next(iter(lost), ""),
+        why_unmeasured=_why(unfinished),
         refused=len(refused),
-        why_refused=next(iter(refused.values()), ""),
+        why_refused=_why(refused),
         provenance="; ".join(seen) or f"nothing was run on {where['name']}",
         incomplete="; ".join(missing),
         is_simulated=any("SIMULATED on" in line for line in seen),  # as files say it
         speeds=speeds,
     )
+
+
+def _why(points: Sequence[MeasuredPoint]) -> str:
+    """Return the error of the first point."""
+    return next((point.error or "" for point in points), "")
 
 
 # -- GPUs that differ ---------------------------------------------------------------------
@@ -284,28 +271,28 @@ class _References:
     def __init__(self, experiment: Experiment | None, path: str | Path | None) -> None:
         self._experiment = experiment
         self._token = secrets.token_hex(4)
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str | None] = Counter()
         self._points: PointTable | None = None
         if experiment is not None:
             self._points = PointTable(_REFERENCE, experiment, {}, None, path)
 
-    def plan(self, when: str) -> dict[int, Plan[Rows]]:
+    def plan(self, when: str) -> dict[int, Plan[MeasuredPoint]]:
         """Return what each process measures once on each GPU; nothing without a reference."""
         if self._experiment is None:
             return {}
-        make = partial(rows_of, -1, {})
+        make = partial(point_of, -1, {})
         return {-1: Plan(self._experiment, "reference", make, once=f"{when} {self._token}")}
 
-    def add(self, made: Rows | GpuscopeError) -> None:
+    def add(self, made: MeasuredPoint | GpuscopeError) -> None:
         """Keep a measurement; one whose worker was lost is made by who replaces it."""
         if isinstance(made, WorkerLost) or self._points is None:
             return
         if isinstance(made, GpuscopeError):
             raise made
-        if is_whole(made):
-            self.counts[made[0]["gpu"]] += 1
-            number = time.time_ns()  # of which no two jobs of an array draw the same
-            self._points.add(number, [{**row, "number": number} for row in made])
+        if made.is_finished:
+            self.counts[made.gpu] += 1
+            # No two jobs of an array draw the same number.
+            self._points.add(structs.replace(made, number=time.time_ns()))
 
     @property
     def unsettled(self) -> int:
@@ -319,7 +306,7 @@ class _References:
 def _speeds(points: SavedPoints) -> tuple[Speed, ...]:
     rates: dict[str, list[float]] = {}
     wanted = next(iter(points.facts["experiment"]["workloads"]))
-    for row in points.select(["workload", "gpu", "calls_per_s"]).to_pylist():
+    for row in points.table.select(["workload", "gpu", "calls_per_s"]).to_pylist():
         if row["workload"] == wanted and row["calls_per_s"]:
             rates.setdefault(row["gpu"], []).append(row["calls_per_s"])
     return Speed.of(rates)

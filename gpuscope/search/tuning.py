@@ -152,11 +152,7 @@ def tune(
             viewer=viewer,
             stop=stop or threading.Event(),
         )
-        try:
-            return as_far_as_measured(search.measure, search.result)
-        except Exception:
-            search.seal()
-            raise
+        return as_far_as_measured(search.measure, search.result)
 
 
 def _spelled(objective: str, described: Experiment, slo: Mapping[str, str]) -> str:

@@ -89,7 +89,7 @@ def test_a_sweep_keeps_its_points_its_table_and_its_report(command, trial, tmp_p
     )
     assert code == 0
     assert kept_points(out) == [0, 1]
-    assert {name for name in names(out) if "point-" not in name} == {"sweep.csv", "sweep.html"}
+    assert {*names(out)} == {"points.jsonl", "sweep.csv", "sweep.html"}
     assert f"wrote {out / 'sweep.html'}\n" in printed
     with (out / "sweep.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -141,12 +141,11 @@ def test_after_ctrl_c_a_sweep_goes_on_where_it_was_stopped(command, trial, tmp_p
     assert 2 not in kept
     assert "sweep.csv" in names(out)
     assert "Stopped early." in (out / "sweep.html").read_text("utf-8")
-    (part,) = out.glob("point-*.parquet")
-    before = part.stat().st_mtime_ns
+    before = (out / "points.jsonl").read_bytes()
     code, printed, _ = command(*varied, "--out", out)
     assert code == 0
     assert "stopped early" not in printed
-    assert part.stat().st_mtime_ns == before
+    assert (out / "points.jsonl").read_bytes().startswith(before)
     assert sorted(kept_points(out)) == [0, 1, 2]
 
 
@@ -233,20 +232,20 @@ def test_a_tuning_keeps_its_measurements_its_report_and_the_code(command, trial,
     out = tmp_path / "out"
     code, printed, _ = command("tune", trial, *TUNE, "--repeats", 3, "--out", out)
     assert code == 0
-    written = {name for name in names(out) if not name.endswith(".parquet")}
+    written = {*names(out)}
     facts = json.loads((out / "tune.json").read_text("utf-8"))
     code_files = (
         {"carve.py", "carve.cpp"} if facts["recommended"] not in (None, "shared") else set()
     )
-    assert written == {"tune.html", "tune.json"} | code_files
+    assert written == {"points.jsonl", "tune.html", "tune.json"} | code_files
     assert facts["take"] in " ".join(printed.split())
     assert "SIMULATED" in printed
     assert "SIMULATED, not measured." in (out / "tune.html").read_text("utf-8")
-    before = {path.name: path.stat().st_mtime_ns for path in out.glob("*.parquet")}
+    before = (out / "points.jsonl").read_bytes()
     code, printed, _ = command("tune", trial, *TUNE, "--repeats", 3, "--out", out, "--json")
     assert code == 0
     assert json.loads(printed)["outcome"] == facts["outcome"]
-    assert {path.name: path.stat().st_mtime_ns for path in out.glob("*.parquet")} == before
+    assert (out / "points.jsonl").read_bytes() == before
 
 
 def test_after_ctrl_c_a_tuning_keeps_what_was_measured(command, trial, tmp_path, monkeypatch):

@@ -416,7 +416,7 @@ def test_interrupts_of_a_sweep_keep_the_points_that_were_measured():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        modules = ("sweeps", "points", "saved_points", "series")
+        modules = ("sweeps", "points", "point_table", "series")
         try_everywhere(program, tuple(f"search/{name}.py" for name in modules), after)
 
 
@@ -446,5 +446,5 @@ def test_interrupts_of_a_tuning_keep_what_was_measured():
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        modules = ("tuning", "searching", "points", "saved_points", "series")
+        modules = ("tuning", "searching", "points", "point_table", "series")
         try_everywhere(program, tuple(f"search/{name}.py" for name in modules), after)

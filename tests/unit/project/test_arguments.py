@@ -843,5 +843,5 @@ def test_a_sweep_beside_a_link_to_nothing_is_an_error_of_ours(tmp_path):
     gpu = gs.open_device("sim:h200", quiet=True)
     gs.search.sweep(EXPERIMENT, {"workloads.w.repeats": [1]}, gpu, path=tmp_path)
     (tmp_path / "point-0.parquet").symlink_to("nowhere")
-    with pytest.raises(GpuscopeError, match=r"link.*point-0\.parquet"):
+    with pytest.raises(GpuscopeError, match=r"point-0\.parquet"):
         load_sweep(tmp_path)

@@ -107,10 +107,23 @@ def test_a_sweep_that_was_killed_goes_on(folder):
         gs.open_device("sim:h200", quiet=True), path=folder / "sweep",
     )  # fmt: skip
     assert not result.stopped
-    assert sorted(kept_points(folder / "sweep")) == [0, 1, 2]
+    assert kept_points(folder / "sweep") == [1, 2], "the first is where it was"
     after = {row["partitions.small"]: row for row in result.rows() if row["workload"] == "fast"}
     assert set(after) == set(SIZES["partitions.small"])
     assert all(after[size] == row for size, row in before.items()), "not measured anew"
+
+
+def test_of_a_former_sweep_what_can_be_read_counts(folder):
+    sweep = folder / "sweep"
+    (stream,) = sweep.iterdir()
+    (sweep / "point-00000000.arrows").touch()
+    stream.write_bytes(stream.read_bytes()[:-9])  # it died while it wrote its only point
+    gpu = gs.open_device("sim:h200", quiet=True)
+    gs.search.sweep(folder / "experiment.toml", SIZES, gpu, path=sweep)
+    assert kept_points(sweep) == [0, 1, 2]
+    (sweep / "point-1.parquet").write_bytes(b"PAR1")
+    with pytest.raises(gs.errors.GpuscopeError, match=r"point-1\.parquet"):
+        load_sweep(sweep)
 
 
 def test_a_tuning_that_was_stopped_goes_on(folder):
@@ -125,6 +138,7 @@ def test_a_tuning_that_was_stopped_goes_on(folder):
     assert len(measured) == 4
     assert min(measured) >= 1
     assert all(path.read_bytes() == content for path, content in there.items())
+    assert {path.name for path in (folder / "tune").iterdir()} >= {"points.jsonl"}
     every = kept_points(folder / "tune", "turn")
     assert len(set(every)) == len(every) > len(turns)
 

@@ -29,7 +29,7 @@ ROOMS = {
     "races": 17_014,
     "record": 53_695,
     "report": 5_237,
-    "search": 17_331,
+    "search": 16_309,
     "simulator": 66_458,
     "telling": 20_535,
     "timeline": 50_043,

@@ -24,7 +24,7 @@ from gpuscope.judging.machine import Machine
 from gpuscope.learn.handed_in import read_cells
 from gpuscope.learn.journal import GradeJournal
 from gpuscope.learn.points import Points
-from gpuscope.search.saved_points import saved
+from gpuscope.search.point_table import POINTS, saved
 from gpuscope.simulator.models.launch import Launch
 from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.simulator.recorded import _target
@@ -92,7 +92,15 @@ def of_folder(read):
 
 
 def points_of(path):
-    """Read points of a sweep whose facts are a file's content."""
+    """Read points of a sweep whose file has a content for its only line."""
+    folder = path.parent / "sweep"
+    folder.mkdir()
+    (folder / POINTS).write_bytes(path.read_bytes().replace(b"\n", b" ") + b"\n")
+    return saved(folder, "point")
+
+
+def former_points_of(path):
+    """Read points of a former version whose facts are a file's content."""
     folder = path.parent / "sweep"
     folder.mkdir()
     schema = pa.schema({"number": pa.int64()}, {b"gpuscope.sweep": path.read_bytes()})
@@ -128,6 +136,7 @@ JSON_READERS = {
     "facts of a recording": ("f.json", of_folder(lambda folder: read_facts(folder)[0])),
     "run": ("comparison.json", of_folder(trace_names)),
     "points of a sweep": ("f.txt", points_of),
+    "points of a former sweep": ("f.txt", former_points_of),
     "journal of grading": ("j.txt", entries_of),
 }
 TOML_READERS = {

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -76,13 +75,6 @@ def die_once(path, device):
     return "done"
 
 
-def hang_once(path, device):
-    with contextlib.suppress(FileExistsError):
-        path.touch(exist_ok=False)
-        time.sleep(3600)
-    return "done"
-
-
 def fail(kind, device):
     raise kind("x", "y")
 
@@ -95,7 +87,7 @@ class Local(Exception):
 # -- workers ------------------------------------------------------------------------------
 @pytest.fixture
 def pool():
-    with Processes(2) as own:
+    with Processes(2, attempts=3) as own:
         yield own
         started = own._all
     assert all(process.poll() is not None for process in started)
@@ -122,47 +114,6 @@ def test_a_job_that_always_ends_its_worker_is_given_up_and_no_other_is(pool):
     assert isinstance(found.pop(0), WorkerLost)
     assert {key: number for key, (number, *_) in found.items()} == {n: n for n in range(1, 6)}
     assert len(pool._all) >= 3, "one for each time that it was tried"
-
-
-def test_a_slow_workers_job_is_begun_again_elsewhere(pool, tmp_path, monkeypatch):
-    monkeypatch.setattr(scale_out, "_PATIENCE_S", 0.0)
-    jobs = {"quick": partial(number_of, 1), "slow": partial(hang_once, tmp_path / "slow")}
-    found = [*Team(pool, "sim:h200").done(jobs, NEVER)]
-    assert sorted(found) == [("quick", (1, "sim:h200", "")), ("slow", "done")]
-
-
-class LosesAndTakesLong(Executor):
-    """Loses some jobs at once; others end when it was asked ten times whether it has ended."""
-
-    def __init__(self):
-        self.begun = Counter()
-        self.left = 10
-        self.long = []
-
-    def submit(self, _perform, job, _name, _attempt):
-        self.begun[job] += 1
-        future = Future()
-        if job == "lost":
-            future.set_exception(RuntimeError("killed"))
-        else:
-            self.long.append(future)
-        return future
-
-    @property
-    def _client(self):
-        self.left -= 1
-        if not self.left:
-            self.long[0].set_result(scale_out._Outcome("done", None, 30.0))
-
-
-def test_jobs_that_are_lost_do_not_say_how_long_others_take(monkeypatch):
-    monkeypatch.setattr(scale_out, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(scale_out, "_POLL_S", 0.001)
-    executor = LosesAndTakesLong()
-    found = dict(Team(executor, "sim:h200").done({"a": "lost", "b": "long"}, NEVER))
-    assert isinstance(found["a"], WorkerLost)
-    assert found["b"] == "done"
-    assert executor.begun == {"lost": 3, "long": 1}
 
 
 @pytest.mark.parametrize("error", [GpuscopeError, Local])
@@ -447,8 +398,7 @@ def test_a_sweep_on_processes_is_the_serial_one(serial, tmp_path):
     same(load_sweep(tmp_path), serial)
 
 
-def test_workers_that_are_killed_at_random_lose_nothing(serial, pool, monkeypatch):
-    monkeypatch.setattr(scale_out, "_ATTEMPTS", 100)  # chance may strike one point every time
+def test_workers_that_are_killed_at_random_lose_nothing(serial):
     rng, kills = random.Random(0), []  # noqa: S311
 
     def kill(_):
@@ -457,7 +407,8 @@ def test_workers_that_are_killed_at_random_lose_nothing(serial, pool, monkeypatc
             kills.append(rng.choice(alive))
             kills[-1].kill()
 
-    same(swept(executor=pool, viewer=kill), serial)
+    with Processes(2, attempts=100) as pool:  # chance may strike one point every time
+        same(swept(executor=pool, viewer=kill), serial)
     assert kills
 
 
@@ -618,11 +569,11 @@ def test_a_setting_that_fails_on_a_worker_is_out(monkeypatch):
 
 
 def spoiled(job, device):
-    tables = job(device)
-    for place, rows in tables.items():
-        if rows[0].get("partitions.a") == 64:
-            tables[place] = GpuscopeError("it fails here")
-    return tables
+    points = job(device)
+    for number, point in points.items():
+        if point.rows[0].get("partitions.a") == 64:
+            points[number] = GpuscopeError("it fails here")
+    return points
 
 
 def test_workers_of_a_tuning_have_the_gpu_that_was_opened_here():
@@ -640,7 +591,7 @@ def cluster():
     distributed = pytest.importorskip("distributed")
     dask = pytest.importorskip("dask")
     with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 0}),  # of Dask's own attempts
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         distributed.LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None) as made,
     ):
         yield made
@@ -650,7 +601,8 @@ def cluster():
 def test_a_thousand_points_on_dask_whose_workers_are_killed_at_random(
     cluster, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(scale_out, "_ATTEMPTS", 100)  # chance may strike one point every time
+    # Chance may strike one point every time.
+    monkeypatch.setattr(cluster.scheduler, "allowed_failures", 100)
     rng, killed = random.Random(1), []  # noqa: S311
     spin = {"kind": "spin", "duration_us": 1, "stream": "s", "repeats": 2, "warmup": 0}
     short = {**ONE, "workloads": {"w": spin}}

@@ -6,18 +6,15 @@ import gc
 import importlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as pa_dataset
-import pyarrow.parquet as pq
 import pytest
 from kept_points import kept_points
 
@@ -26,8 +23,10 @@ from gpuscope import figures
 from gpuscope.analysis.choice import choices
 from gpuscope.analysis.noise import repeats
 from gpuscope.analysis.settings import COLUMNS, SweepResult
+from gpuscope.experiments.experiment import as_experiment
 from gpuscope.record import ranges
-from gpuscope.search.points import PointTable
+from gpuscope.search.point_table import POINTS, PointTable
+from gpuscope.search.points import MeasuredPoint, SavedPoints
 from gpuscope.search.sweeps import load_sweep
 from gpuscope.telling.of_series import swept as told
 
@@ -304,8 +303,8 @@ def test_ending_early_keeps_what_was_measured_and_says_what_is_partial(gpu, how,
     assert errors[8] is None
     assert errors[16].startswith("stopped early")
     assert row(result, "fast", "plain")["kernels"] == 4
-    assert len(list(tmp_path.iterdir())) == 1, "what is partial is measured again"
-    assert points(load_sweep(tmp_path)) == [(8,)]
+    assert kept_points(tmp_path) == [0], "what is partial is measured again"
+    assert load_sweep(tmp_path).table.equals(result.table)
 
 
 @pytest.mark.parametrize("method", ["make_partitions", "make_stream", "matmul", "close_stream"])
@@ -353,11 +352,20 @@ def kept(folder):
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
+def lines_of(folder):
+    """Return the lines of its table."""
+    return (folder / POINTS).read_bytes().splitlines(keepends=True)
+
+
+def number_of(line):
+    """Return the number of the point that a line is of, if it is of any."""
+    return json.loads(line).get("point", {}).get("number")
+
+
 def forget(folder, number):
     """Take a point away."""
-    (part,) = folder.iterdir()
-    table = pq.read_table(part)
-    pq.write_table(table.filter(pc.field("number") != number), part)
+    left = [line for line in lines_of(folder) if number_of(line) != number]
+    (folder / POINTS).write_bytes(b"".join(left))
 
 
 def test_a_second_call_skips_what_is_finished(gpu, tmp_path):
@@ -398,17 +406,28 @@ def test_a_sweep_is_read_back(gpu, tmp_path):
     assert load_sweep(tmp_path).stopped
 
 
-def test_other_tools_read_the_folder_as_one_dataset(gpu, tmp_path):
+def test_a_line_says_what_was_asked_and_one_of_each_point_what_came_of_it(gpu, tmp_path):
     made = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
-    read = pa_dataset.dataset(sorted(tmp_path.glob("point-*.parquet"))).to_table()
-    assert read.replace_schema_metadata().select(made.table.column_names).equals(made.table)
-    assert all("SIMULATED" in text for text in read["provenance"].to_pylist() if text)
+    (first, *points) = map(json.loads, lines_of(tmp_path))
+    assert first["asked"]["experiment"] == made.experiment
+    assert {line["table"] for line in (first, *points)} == {"point"}
+    numbered = [line["point"] for line in points]
+    assert [point["state"] for point in numbered] == ["measured", "refused", "measured"]
+    assert [row["kernels"] for point in numbered for row in point["rows"] if "kernels" in row] == [
+        kernels for kernels in made.table["kernels"].to_pylist() if kernels is not None
+    ]
+    assert "SIMULATED" in numbered[0]["provenance"]
+    assert [point.get("gpu") for point in numbered] == ["SIM-h200", None, "SIM-h200"]
+    assert "8 above" in numbered[1]["error"]
 
 
 def test_a_column_that_an_older_version_did_not_know_is_null(gpu, tmp_path):
     made = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
-    (part,) = tmp_path.iterdir()
-    pq.write_table(pq.read_table(part).drop_columns(["gain"]), part)
+    lines = [json.loads(line) for line in lines_of(tmp_path)]
+    for row in (row for line in lines for row in line.get("point", {}).get("rows", [])):
+        row.pop("gain", None)
+        row["of a newer version"] = 1
+    (tmp_path / POINTS).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     told = []
     again = gs.search.sweep(described(), SIZES, gpu, path=tmp_path, viewer=told.append)
     assert told == [], "nothing was run again"
@@ -417,36 +436,34 @@ def test_a_column_that_an_older_version_did_not_know_is_null(gpu, tmp_path):
     assert again.table["gain"].null_count == len(made.table)
 
 
-def test_columns_and_points_are_read_when_they_are_asked_for(gpu, tmp_path, monkeypatch):
+def test_columns_and_points_are_selected(gpu, tmp_path):
     made = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
-    read, asked = pq.read_table, []
-
-    def watched(path, columns, **how):
-        asked.append(columns)
-        return read(path, columns=columns, **how)
-
-    monkeypatch.setattr(pq, "read_table", watched)
-    lazy = load_sweep(tmp_path)
-    rates = lazy.select(["tflop_per_s", "setting"])
+    read = load_sweep(tmp_path)
+    rates = read.select(["tflop_per_s", "setting"])
     assert rates.equals(made.table.select(["tflop_per_s", "setting"]))
-    some = lazy.select(["kernels"], {"partitions.small": [24, 8]})
+    some = read.select(["kernels"], {"partitions.small": [24, 8]})
     assert some.num_rows == 4
-    assert lazy.select(["kernels"], {"partitions.small": 24}).num_rows == 2
-    never = {"latency_p50_us", "gain", "workload"}
-    assert not [columns for columns in asked if never & {*columns}]
-    assert lazy.table.equals(made.table)
+    assert read.select(["kernels"], {"partitions.small": 24}).num_rows == 2
+    assert read.table.equals(made.table)
     with pytest.raises(gs.errors.NotFound, match=r"no column 'x'; there are: partitions\.small"):
-        lazy.select(["x"])
+        read.select(["x"])
     with pytest.raises(gs.errors.NotFound, match="'gpu' was not varied"):
-        lazy.select(["gpu"], {"gpu": "x"})
+        read.select(["gpu"], {"gpu": "x"})
 
 
 def test_a_point_that_is_there_twice_counts_once(gpu, tmp_path):
     made = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
-    (part,) = tmp_path.iterdir()
-    (tmp_path / "point-ffffffff.parquet").write_bytes(part.read_bytes())
+    (tmp_path / POINTS).write_bytes(b"".join(lines_of(tmp_path) * 2))
     assert load_sweep(tmp_path).table.equals(made.table)
     assert gs.search.sweep(described(), SIZES, gpu, path=tmp_path).table.equals(made.table)
+
+
+def test_of_points_of_a_number_the_first_that_is_finished_counts(gpu):
+    facts = PointTable("point", as_experiment(described()), SIZES, gpu.info, None).facts
+    states = ["stopped", "lost", "measured", "stopped", "measured"]
+    points = [MeasuredPoint(0, state, [{"kernels": n}]) for n, state in enumerate(states)]
+    counted = [SavedPoints(facts, points[:n]).by_number[0].rows[0]["kernels"] for n in (1, 2, 3, 5)]
+    assert counted == [0, 1, 2, 2]
 
 
 def test_points_are_there_at_once_and_a_killed_process_loses_at_most_the_last(tmp_path):
@@ -461,36 +478,44 @@ gs.search.sweep(described(), SIZES, "sim:h200", path=sys.argv[1], viewer=kill)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], env=env, check=False)
     assert ended.returncode == -9
-    (journal,) = tmp_path.iterdir()
-    assert journal.suffix == ".arrows"
+    (file,) = tmp_path.iterdir()
     assert points(load_sweep(tmp_path)) == [(8,), (7,)]
-    cut = journal.read_bytes()[:-9]  # it died while it wrote
-    journal.write_bytes(cut)
-    with pytest.warns(UserWarning, match="1 points can be read"):
-        assert points(load_sweep(tmp_path)) == [(8,)]
+    file.write_bytes(file.read_bytes()[:-9])  # it died while it wrote
+    assert points(load_sweep(tmp_path)) == [(8,)]
     gpu = gs.open_device("sim:h200", quiet=True)
-    with pytest.warns(UserWarning, match="1 points can be read"):
-        whole = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
-    assert sorted(kept_points(tmp_path)) == [0, 1, 2]
-    assert (tmp_path / f"{journal.name}.damaged").read_bytes() == cut
+    whole = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    assert kept_points(tmp_path) == [0, 1, 2]
     assert whole.table.equals(gs.search.sweep(described(), SIZES, "sim:h200").table)
 
 
-def test_a_journal_whose_writer_lives_is_left_alone(gpu, tmp_path):
+def test_who_writes_at_once_writes_whole_lines(gpu, tmp_path):
+    rows = [{"kernels": n, "workload": "w" * 5000} for n in range(4)]
+
+    def write(first):
+        table = PointTable("point", as_experiment(described()), SIZES, gpu.info, tmp_path)
+        for number in range(first, first + 50):
+            table.add(MeasuredPoint(number, "measured", rows))
+
+    writers = [threading.Thread(target=write, args=(50 * n,)) for n in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    assert sorted(kept_points(tmp_path)) == [*range(200)]
+
+
+def test_a_point_of_another_process_counts(gpu, tmp_path):
     measured = gs.search.sweep(described(), SIZES, gpu, path=tmp_path / "one")
-    facts = pq.read_schema(next((tmp_path / "one").iterdir())).metadata[b"gpuscope.sweep"]
-    wanted = json.loads(facts)
-    plan = gs.experiments.Experiment.from_dict(wanted["experiment"])
+    plan = as_experiment(described())
     other = PointTable("point", plan, SIZES, gpu.info, tmp_path / "two")
-    rows = [{**row, "number": 0, "provenance": None} for row in measured.rows() if row["kernels"]]
-    other.add(0, rows[:4])
+    rows = [row for row in measured.rows() if row["partitions.small"] == 8]
+    other.add(MeasuredPoint(0, "measured", rows))
     told = []
     shard = gs.search.sweep(described(), SIZES, gpu, path=tmp_path / "two", viewer=told.append)
     assert {one.setting.split(":")[0] for one in told} == {"partitions.small = 24"}
-    assert points(shard) == [(8,), (7,), (24,)], "the other's point counts"
-    other.add(1, [{**row, "number": 1} for row in rows[:4]])
-    other.seal()
-    assert sorted(kept_points(tmp_path / "two")) == [0, 1, 1, 2]
+    assert points(shard) == [(8,), (7,), (24,)]
+    other.add(MeasuredPoint(1, "measured", rows))
+    assert kept_points(tmp_path / "two") == [0, 1, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -527,54 +552,27 @@ def test_another_device_is_refused(gpu, tmp_path, monkeypatch):
         gs.search.sweep(described(), SIZES, other, path=tmp_path)
 
 
-def _journal_of(tmp_path, gpu):
-    """Return a journal of three points whose writer is gone, and its bytes."""
+@pytest.mark.parametrize("damage", ["no JSON", "a point of no kind", "no UTF-8"])
+def test_a_damaged_line_is_said_and_its_point_measured_again(gpu, tmp_path, damage):
     measured = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
-    (sealed,) = tmp_path.iterdir()
-    table = pq.read_table(sealed)
-    sealed.unlink()
-    journal = tmp_path / "point-0.arrows"
-    with pa.OSFile(str(journal), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
-        for number in range(3):
-            stream.write_table(table.filter(pc.field("number") == number))
-    assert load_sweep(tmp_path).table.equals(measured.table)
-    return journal, journal.read_bytes()
-
-
-@pytest.mark.parametrize("damage", ["second message", "first bytes", "end in the middle"])
-def test_a_damaged_journal_is_set_aside_and_said(gpu, tmp_path, damage):
-    journal, good = _journal_of(tmp_path, gpu)
-    with pa.OSFile(str(journal)) as file:
-        reader = pa.ipc.open_stream(file)
-        reader.read_next_batch()
-        at = file.tell()
+    asked, first, *rest = lines_of(tmp_path)
     bad = {
-        "second message": good[:at] + b"\x07" * 8 + good[at + 8 :],
-        "first bytes": b"\x07" * 16 + good[16:],
-        "end in the middle": good[:at] + b"\xff\xff\xff\xff\0\0\0\0" + good[at:],
+        "no JSON": first[:20] + first[30:],
+        "a point of no kind": b'{"table": "point", "point": {"number": "x"}}\n',
+        "no UTF-8": b"\xff" + first,
     }[damage]
-    journal.write_bytes(bad)
-    left = 0 if damage == "first bytes" else 1
-    with pytest.warns(UserWarning, match=f"{left} points can be read"):
+    (tmp_path / POINTS).write_bytes(b"".join([asked, bad, *rest]))
+    with pytest.warns(UserWarning, match=r"1 of 4 lines of 'points\.jsonl' .* cannot be read"):
         whole = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
     assert points(whole) == [(8,), (7,), (24,)]
-    assert (tmp_path / "point-0.arrows.damaged").read_bytes() == bad
-    assert points(load_sweep(tmp_path)) == [(8,), (7,), (24,)]
-
-
-def test_a_journal_that_nothing_was_written_to_goes(gpu, tmp_path):
-    (tmp_path / "point-0.arrows").write_bytes(b"")
-    gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".parquet"]
+    assert lines_of(tmp_path)[1] == bad, "it stays"
+    assert len(measured.table) == len(whole.table)
 
 
 def test_points_outside_the_grid_are_refused(gpu, tmp_path):
-    journal, _ = _journal_of(tmp_path, gpu)
-    with pa.OSFile(str(journal)) as file:
-        table = pa.ipc.open_stream(file).read_all()
-    numbers = pa.array([7] * len(table), pa.int64())
-    with pa.OSFile(str(journal), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
-        stream.write_table(table.set_column(table.schema.names.index("number"), "number", numbers))
+    gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    text = (tmp_path / POINTS).read_text().replace('"number":2', '"number":7')
+    (tmp_path / POINTS).write_text(text)
     for use in (
         lambda: load_sweep(tmp_path),
         lambda: gs.search.sweep(described(), SIZES, gpu, path=tmp_path),
@@ -583,50 +581,36 @@ def test_points_outside_the_grid_are_refused(gpu, tmp_path):
             use()
 
 
-def test_a_disk_that_fills_up_keeps_what_is_there_and_says_so(gpu, tmp_path, monkeypatch):
-    write = pa.ipc.RecordBatchStreamWriter.write_table
-
-    class Full:
-        """A stream of a journal on a disk with room for one point and a half."""
-
-        def __init__(self, sink, schema):
-            self.sink, self.stream, self.written = (
-                sink,
-                pa.ipc.RecordBatchStreamWriter(sink, schema),
-                0,
-            )
-
-        def write_table(self, table):
-            self.written += 1
-            if self.written > 1:
-                self.sink.write(b"\xff\xff\xff\xff half of a message")
-                raise OSError(28, "No space left on device")
-            write(self.stream, table)
-
-        def close(self):  # there is room again
-            self.sink.write(b"\xff\xff\xff\xff\0\0\0\0")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pa.ipc, "new_stream", Full)
+def test_a_disk_that_fills_up_keeps_what_is_there_and_says_so(gpu, tmp_path):
+    whole = gs.search.sweep(described(), SIZES, gpu, path=tmp_path / "whole")
+    asked, first, *_ = lines_of(tmp_path / "whole")
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    room = len(asked) + len(first) + 50
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (room, unlimited[1]))
         with pytest.raises(gs.errors.GpuscopeError, match=r"cannot save point 1 .*No space left"):
-            gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
-    assert points(load_sweep(tmp_path)) == [(8,)]
-    assert points(gs.search.sweep(described(), SIZES, gpu, path=tmp_path)) == [(8,), (7,), (24,)]
-    assert {path.suffix for path in tmp_path.iterdir()} == {".parquet"}
+            gs.search.sweep(described(), SIZES, gpu, path=tmp_path / "full")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert [number_of(line) for line in lines_of(tmp_path / "full")] == [None, 0]
+    assert points(load_sweep(tmp_path / "full")) == [(8,)]
+    again = gs.search.sweep(described(), SIZES, gpu, path=tmp_path / "full")
+    assert points(again) == points(whole)
 
 
-def test_a_damaged_point_is_named(gpu, tmp_path):
-    gs.search.sweep(described(), {"partitions.small": [8]}, gpu, path=tmp_path)
-    (file,) = tmp_path.iterdir()
-    good = file.read_bytes()
-    flipped = good[:6] + bytes([good[6] ^ 1]) + good[7:]
-    for bad in (good[:100], b"", flipped):
-        file.write_bytes(bad)
-        with pytest.raises(gs.errors.GpuscopeError, match=file.name):
-            gs.search.sweep(described(), {"partitions.small": [8]}, gpu, path=tmp_path)
-        with pytest.raises(gs.errors.GpuscopeError, match=file.name):
-            load_sweep(tmp_path).rows()
-        assert file.read_bytes() == bad
+def test_a_file_that_is_no_table_is_named(gpu, tmp_path):
+    one = {"partitions.small": [8]}
+    gs.search.sweep(described(), one, gpu, path=tmp_path)
+    asked, point = lines_of(tmp_path)
+    text = json.loads(point)
+    text["point"]["rows"][0]["kernels"] = "many"
+    for bad in (b"x\n", point, asked * 2 + json.dumps(text).encode() + b"\n"):
+        (tmp_path / POINTS).write_bytes(bad)
+        with pytest.raises(gs.errors.GpuscopeError, match=POINTS):
+            gs.search.sweep(described(), one, gpu, path=tmp_path)
+        with pytest.raises(gs.errors.GpuscopeError, match=POINTS):
+            load_sweep(tmp_path)
+        assert (tmp_path / POINTS).read_bytes() == bad
 
 
 def test_folders_that_cannot_be(gpu, tmp_path):
@@ -637,27 +621,13 @@ def test_folders_that_cannot_be(gpu, tmp_path):
         gs.search.sweep(described(), SIZES, gpu, path=tmp_path / "file")
 
 
-def test_a_disk_that_is_full_leaves_no_half_point(gpu, tmp_path, monkeypatch):
-    def fail(*args, **kwargs):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(pq, "write_table", fail)
-        with pytest.raises(gs.errors.GpuscopeError, match="No space left"):
-            gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
-    assert [path.suffix for path in tmp_path.iterdir()] == [".arrows"], "nothing is lost"
-    told = []
-    gs.search.sweep(described(), SIZES, gpu, path=tmp_path, viewer=told.append)
-    assert told == []
-    assert kept_points(tmp_path) == [0, 1, 2]
-
-
-def test_a_point_that_cannot_be_saved_is_an_error(gpu, tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(pa, "OSFile", fail)
-    with pytest.raises(gs.errors.GpuscopeError, match=r"cannot save point 0.*No space left"):
+def test_a_point_that_cannot_be_saved_is_an_error(gpu, tmp_path):
+    (tmp_path / POINTS).mkdir()
+    with pytest.raises(gs.errors.GpuscopeError, match=POINTS):
+        gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    (tmp_path / POINTS).rmdir()
+    (tmp_path / POINTS).symlink_to(tmp_path / "no" / "folder")
+    with pytest.raises(gs.errors.GpuscopeError, match=r"cannot save point 0"):
         gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
 
 
@@ -681,10 +651,7 @@ def made(rows, parameters=("partitions.small",), interval_of="latency_p50_us", *
     described = {"name": "e", "workloads": {"load": {"background": True}, "fast": {}}}
     facts = {"stopped": False, "provenance": "measured on GPU", "experiment": described, **facts}
     table = pa.Table.from_pylist(table, schema=schema)
-    rows = SimpleNamespace(
-        column_names=table.column_names, select=lambda columns, _: table.select(columns)
-    )
-    return SweepResult(points=rows, parameters=values, **facts)
+    return SweepResult(points=table, parameters=values, **facts)
 
 
 ROWS = [

@@ -13,12 +13,12 @@ import numpy as np
 
 from gpuscope._checks import count, door
 from gpuscope._text import clean, format_value
+from gpuscope.analysis.certainty import TAIL, interval, quantile_interval
 from gpuscope.analysis.confinement_analysis import confinement
-from gpuscope.analysis.effects import FEWEST, Effect
 from gpuscope.analysis.hazards_analysis import hazards
-from gpuscope.analysis.noise import TAIL, interval, quantile_interval
 from gpuscope.analysis.result import Result, Row, about_several
-from gpuscope.analysis.rounds import effect_of
+from gpuscope.comparing.effects import FEWEST, Effect
+from gpuscope.comparing.rounds import effect_of
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.judging.baseline import Baseline, differing, save

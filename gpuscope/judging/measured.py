@@ -12,15 +12,15 @@ import numpy as np
 from gpuscope._columns import COMPARED, TOGETHER
 from gpuscope._text import clean
 from gpuscope.analysis.idle_analysis import idle_causes
-from gpuscope.analysis.rounds import MeasuredTrace, measured, windows_of
 from gpuscope.analysis.settings import of_slowest_rank, settings_table
+from gpuscope.comparing.rounds import MeasuredTrace, measured, values_of_program, windows_of
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.execution import run
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.judging.budget import Limit
 from gpuscope.judging.machine import Machine, machine_of
-from gpuscope.judging.programs import Command, ProgramSide, recorded_runs, values_of_program
+from gpuscope.judging.programs import Command, ProgramSide, recorded_runs
 from gpuscope.judging.sides import device_of
 from gpuscope.judging.targets import target_of
 from gpuscope.trace.columns import rows_of

@@ -23,8 +23,16 @@ from gpuscope.search.grid import Value
 from gpuscope.search.journals import damaged, journaled, of_the_dead
 
 _KEY = b"gpuscope.sweep"
-OWN = ("number", "provenance")
-"""Columns that results do not show."""
+_HIDDEN = {
+    "number": pa.int64(),
+    "provenance": pa.string(),
+    "unit": pa.string(),
+    "samples": pa.map_(pa.string(), pa.list_(pa.float64())),
+}
+"""Columns that results do not show. ``samples``: column of the workload → what each round, or part
+of its calls (``unit``), gave, as a share of the row's number."""
+_MADE_NULL = {**COLUMNS, "unit": _HIDDEN["unit"], "samples": _HIDDEN["samples"]}
+"""Columns that older files may lack."""
 _MALFORMED = ValueError, TypeError, KeyError, OverflowError, RecursionError
 _ATTEMPTS = 3
 """To list a folder in which another process works."""
@@ -55,8 +63,7 @@ def schema_of(facts: SweepFacts) -> pa.Schema:
     """Return the columns of all points; the facts stand in the metadata."""
     types = {name: _type(facts["parameters"][name]) for name in facts["order"]}
     texts = {"gpu": pa.string(), "error": pa.string()}
-    hidden = {"number": pa.int64(), "provenance": pa.string()}
-    columns = {**types, **COLUMNS, **texts, **hidden}
+    columns = {**types, **COLUMNS, **texts, **_HIDDEN}
     return pa.schema(columns.items(), {_KEY: json.dumps(facts)})
 
 
@@ -91,7 +98,7 @@ class SavedPoints:
         self.facts = facts
         self.parts: list[pa.Table | Path] = []
         self.numbers: set[int] = set()
-        self.column_names = [name for name in schema_of(facts).names if name not in OWN]
+        self.column_names = [name for name in schema_of(facts).names if name not in _HIDDEN]
         self._twice: list[set[int]] = []
         for part in parts:
             numbers = set(self._read(part, ["number"], None).column(0).to_pylist())
@@ -140,8 +147,8 @@ def _as_now(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     """Return a part's columns as this version makes them: older ones know fewer figures."""
     table.validate(full=True)
     for name in wanted.names:
-        if name in COLUMNS and name not in table.column_names:
-            table = table.append_column(name, pa.nulls(len(table), COLUMNS[name]))
+        if name in _MADE_NULL and name not in table.column_names:
+            table = table.append_column(name, pa.nulls(len(table), _MADE_NULL[name]))
     converted = table.select(wanted.names).cast(wanted).replace_schema_metadata()
     if "number" in wanted.names and converted.column("number").null_count:
         raise ValueError("rows have no number")

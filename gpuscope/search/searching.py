@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from gpuscope._columns import OF_ENERGY
-from gpuscope.analysis.outlook import Outlook
-from gpuscope.analysis.race import FEWEST, Goal, Race, Samples, Values
-from gpuscope.analysis.tuning_analysis import TunedSetting
+from gpuscope.comparing.effects import FEWEST
+from gpuscope.comparing.outlook import Outlook
+from gpuscope.comparing.race import Goal, Race, Samples, Values
+from gpuscope.comparing.tunings import TunedSetting
 from gpuscope.device.device import Device
 from gpuscope.errors import (
     GpuscopeError,

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import Executor
 from contextlib import suppress
 from functools import partial
@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from gpuscope._checks import door, given
 from gpuscope.analysis.settings import Speed, SweepResult
+from gpuscope.comparing.rounds import measured
 from gpuscope.device.device import Device
 from gpuscope.errors import (
     GpuscopeError,
@@ -28,10 +29,11 @@ from gpuscope.errors import (
 from gpuscope.experiments.experiment import Description, Experiment, as_experiment
 from gpuscope.experiments.runner import Viewer
 from gpuscope.search.candidates import due
-from gpuscope.search.grid import Varied, checked, labelled, points_of
+from gpuscope.search.grid import Point, Value, Varied, checked, labelled, points_of
 from gpuscope.search.points import PointTable, Rows, is_whole, rows_of
 from gpuscope.search.saved_points import SavedPoints, saved
 from gpuscope.search.series import Plan, Series, as_far_as_measured, place_of
+from gpuscope.trace.run import Run
 
 _PREFIX, _REFERENCE = "point", "reference"
 _ATTEMPTS = 3
@@ -132,16 +134,16 @@ def sweep(
         described = as_experiment(experiment)
         plans = {
             number: Plan(
-                planned, labelled(points[number]), partial(rows_of, number, points[number], of=of)
+                planned, labelled(points[number]), partial(_rows_of, number, points[number], of=of)
             )
             for number, (planned, of) in enumerate(due(described, points, runs_on.layout))
         }
         same = runs_on.info if measured_on is None else None
-        measured = PointTable(_PREFIX, described, values, same, path, reference=measured_on)
+        table = PointTable(_PREFIX, described, values, same, path, reference=measured_on)
         references = _References(measured_on, path)
-        _check_inside(measured.finished, len(points), path)
+        _check_inside(table.finished, len(points), path)
         wanted = range(len(points))[part]
-        todo = [number for number in wanted if number not in measured.finished]
+        todo = [number for number in wanted if number not in table.finished]
 
         def keep(number: int, made: Rows | GpuscopeError) -> None:
             if number < 0:
@@ -149,12 +151,12 @@ def sweep(
                 return
             if isinstance(made, InvalidPartition | WorkerLost):
                 lost = isinstance(made, WorkerLost)
-                measured.add(number, rows_of(number, points[number], made), whole=not lost)
+                table.add(number, rows_of(number, points[number], made), whole=not lost)
             elif isinstance(made, GpuscopeError):
                 raise made
             else:
                 references.counts[made[0]["gpu"]] += 0
-                measured.add(number, made, whole=is_whole(made))
+                table.add(number, made, whole=is_whole(made))
 
         calls = sum(plans[number].calls for number in todo)
         calls += 2 * sum(plan.calls for plan in references.plan("").values())
@@ -169,19 +171,47 @@ def sweep(
 
         def result() -> SweepResult:
             series.settle()
-            saved_points = measured.all()
+            saved_points = table.all()
             if not saved_points.numbers:
                 raise NothingRecorded(
                     "the sweep was stopped before anything was recorded: run it again"
                 )
-            return _result(saved_points, wanted, measured.finished, references.speeds())
+            return _result(saved_points, wanted, table.finished, references.speeds())
 
         try:
             return as_far_as_measured(measure, result)
         except Exception:
             with suppress(GpuscopeError):  # a full disk: what is there stays a journal
-                measured.seal()
+                table.seal()
             raise
+
+
+def _rows_of(
+    number: int,
+    point: Point,
+    made: Run,
+    gpu: str,
+    *,
+    of: Mapping[str, Mapping[str, Value | None]],
+) -> Rows:
+    """Return the rows of one point, each with what its rounds, or parts of its calls, gave."""
+    gave = {setting: measured(trace) for setting, trace in made.items()}
+    rows = rows_of(number, point, made, gpu, of=of)
+    for row in rows if len(made.comparison) else ():
+        of_setting = gave[row["setting"]]
+        row["unit"] = of_setting.unit
+        row["samples"] = [
+            (
+                column,
+                [
+                    float(sample) / (of_setting.whole[workload, column] or 1.0)
+                    for sample in of_number
+                ],
+            )
+            for (workload, column), of_number in of_setting.samples.items()
+            if workload == row["workload"]
+        ]
+    return rows
 
 
 def _part(shard: str | None, path: str | Path | None) -> slice:

@@ -8,15 +8,16 @@ import numpy as np
 
 from gpuscope._tables import Html
 from gpuscope._text import duration
-from gpuscope.analyses.comparing import CompareResult, compare
-from gpuscope.analysis.effects import Effect
-from gpuscope.analysis.pairing import Pairs
 from gpuscope.analysis.part import PartKind
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.trace_parts import parts_by_cause
+from gpuscope.comparing.compare import compare
+from gpuscope.comparing.effects import Effect
+from gpuscope.comparing.figure import difference_look
+from gpuscope.comparing.lanes import part_colour
+from gpuscope.comparing.pair import CompareResult
+from gpuscope.comparing.pairing import Pairs
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures.compare_figure import difference_look
-from gpuscope.figures.compare_lanes import part_colour
 from gpuscope.figures.latency_figure import slower
 from gpuscope.telling.explanation import in_words
 from gpuscope.telling.media import rich

@@ -10,15 +10,15 @@ import pytest
 from judging_programs import ONE, PROGRAM, changed
 
 import gpuscope as gs
-from gpuscope.analysis import compare_analysis
-from gpuscope.analysis.rounds import MeasuredTrace, values_of
 from gpuscope.cli.experiments import write_run
+from gpuscope.comparing import diff_result, pair
+from gpuscope.comparing.conditions import Conditions, conditions_of, differ, usual_spread
+from gpuscope.comparing.diff_result import judged
+from gpuscope.comparing.rounds import MeasuredTrace, values_of
+from gpuscope.comparing.turns import Round
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, NothingRecorded
-from gpuscope.judging import diff_result, sides
-from gpuscope.judging.conditions import Conditions, conditions_of, differ, usual_spread
-from gpuscope.judging.diff_result import judged
+from gpuscope.judging import sides
 from gpuscope.judging.programs import Command
-from gpuscope.judging.sides import Round
 from gpuscope.judging.told import diff_markdown, of_diff
 from gpuscope.judging.turns import in_turns
 from gpuscope.judging.verdict import LIMIT
@@ -364,7 +364,7 @@ def measured(gpu, monkeypatch, *rounds):
     gave = [MeasuredTrace({key: np.median(each)}, {key: [*each]}, "round") for each in rounds]
     kept, values = iter(gave), iter(np.stack(rounds).ravel())
     monkeypatch.setattr("gpuscope.trace.model.Trace.is_simulated", property(lambda _: False))
-    monkeypatch.setattr(compare_analysis, "measured", lambda _: next(kept))
+    monkeypatch.setattr(pair, "measured", lambda _: next(kept))
     monkeypatch.setattr(diff_result, "values_of", lambda _: {key: next(values)})
     return gs.diff(run, run)
 

@@ -23,13 +23,13 @@ from kept_points import kept_points
 
 import gpuscope as gs
 from gpuscope import figures
-from gpuscope.analysis.choice import choices
-from gpuscope.analysis.noise import repeats
 from gpuscope.analysis.settings import COLUMNS, SweepResult
+from gpuscope.comparing.choice import choices
+from gpuscope.comparing.noise import repeats
+from gpuscope.comparing.of_sweep import swept as told
 from gpuscope.record import ranges
 from gpuscope.search.points import PointTable
 from gpuscope.search.sweeps import load_sweep
-from gpuscope.telling.of_series import swept as told
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 EVIL = "<script>alert(1)</script>$\\href{y}{z}$ \u202eg"
@@ -665,8 +665,12 @@ def test_a_point_that_cannot_be_saved_is_an_error(gpu, tmp_path, monkeypatch):
 
 
 def made(rows, parameters=("partitions.small",), interval_of="latency_p50_us", **facts):
-    """Build a result: (values, setting, SMs, p99, low, high, share, error)."""
-    table = []
+    """Build a result: (values, setting, SMs, p99, low, high, share, error).
+
+    Its rounds differ by about half of the interval.
+    """
+    table, samples = [], []
+    noise = np.random.default_rng(1)
     for values, setting, sms, p99, low, high, share, error in rows:
         point = dict(zip(parameters, values, strict=True))
         common = {"setting": setting, "partition": sms and "p", "sms": sms, "error": error}
@@ -674,6 +678,9 @@ def made(rows, parameters=("partitions.small",), interval_of="latency_p50_us", *
         fast |= {"low": low, "high": high, "interval_of": interval_of}
         table.append({**point, **common, "workload": "load", "share_of_alone_on_whole_gpu": share})
         table.append({**point, **common, "workload": "fast", **fast})
+        shares = [] if high is None else np.exp(high / 2 * noise.normal(size=5)).tolist()
+        columns = ("latency_p50_us", "latency_p99_us", "goodput_per_s") if shares else ()
+        samples += [{"samples": None}, {"samples": [(column, shares) for column in columns]}]
     schema = pa.schema(
         [*((name, pa.int64()) for name in parameters), *COLUMNS.items(), ("error", pa.string())]
     )
@@ -681,12 +688,15 @@ def made(rows, parameters=("partitions.small",), interval_of="latency_p50_us", *
     described = {"name": "e", "workloads": {"load": {"background": True}, "fast": {}}}
     facts = {"stopped": False, "provenance": "measured on GPU", "experiment": described, **facts}
     table = pa.Table.from_pylist(table, schema=schema)
+    hidden = pa.Table.from_pylist([{"unit": "round", **row} for row in samples], SAMPLES)
     rows = SimpleNamespace(
-        column_names=table.column_names, select=lambda columns, _: table.select(columns)
+        column_names=table.column_names,
+        select=lambda columns, _=None: (hidden if "unit" in columns else table).select(columns),
     )
     return SweepResult(points=rows, parameters=values, **facts)
 
 
+SAMPLES = pa.schema({"unit": pa.string(), "samples": pa.map_(pa.string(), pa.list_(pa.float64()))})
 ROWS = [
     ((None,), "plain", None, 900.0, -0.05, 0.05, 0.99, None),
     *(
@@ -728,9 +738,10 @@ def test_of_equals_the_fewest_sms_for_the_workload_are_taken():
     assert (ties.rule, ties.subject["equals"]) == ("take.ties", ["small = 56", "small = 64"])
 
 
-def test_rows_that_do_not_say_what_their_interval_is_of_are_judged_by_the_p99():
+def test_rows_that_do_not_say_what_their_interval_is_of_have_none():
     (choice,) = choices(made(ROWS, interval_of=None, is_simulated=True))
-    assert (choice.column, choice.taken.label) == ("latency_p99_us", "small = 48")
+    assert (choice.column, choice.taken.label) == ("latency_p50_us", "small = 48")
+    assert choice.value(choice.taken) == (102, -np.inf, np.inf)
 
 
 def test_what_noise_hides_is_not_recommended():
@@ -778,15 +789,9 @@ def test_what_a_point_makes_worse_stands_in_its_headline():
     assert "load keeps 70 %" in take.subject["cost"]
 
 
-def test_a_difference_has_the_noise_of_both_and_of_repeats():
+def test_an_interval_is_wider_by_how_much_repeats_differ():
     (choice,) = choices(RESULT)
-    plain, *_ = choice.options
-    by = choice.difference(plain, choice.taken)
     more = 1 + repeats("latency_p50_us", is_simulated=True)
-    ends = np.log([[0.95, 1.05], [0.9, 1.1]])  # of 900 and of 102
-    low = 102 / 900 * np.exp(-np.hypot(ends[1, 0], ends[0, 1])) / more - 1
-    high = 102 / 900 * np.exp(np.hypot(ends[1, 1], ends[0, 0])) * more - 1
-    assert (by.low, by.high) == pytest.approx((low, high))
     value, least, most = choice.value(choice.taken)
     assert (least, value, most) == pytest.approx((102 * 0.9 / more, 102, 102 * 1.1 * more))
 

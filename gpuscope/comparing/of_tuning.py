@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._text import clean, format_value
-from gpuscope.analysis.race import CLOSE
-from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
+from gpuscope.comparing.effects import change_of
+from gpuscope.comparing.race import CLOSE
+from gpuscope.comparing.tunings import TunedSetting, Tuning
 from gpuscope.telling.finding import Finding, Quantity, counts
 
 _NAMED = 4
@@ -154,7 +156,9 @@ def recommended(result: Tuning) -> Iterator[Finding]:
     if choice is None or mean is None:
         return
     low, high = result.interval(choice) or (None, None)
-    changes = [Quantity(name, share, "±%") for name, share in result.won(choice).items()]
+    changes = [
+        replace(change_of(effect), name=name) for name, effect in result.effects(choice).items()
+    ]
     subject: dict[str, str | list[str]] = {
         "choice": choice.label,
         "objective": result.objective.name,

@@ -9,9 +9,7 @@ from dataclasses import dataclass, replace
 
 from gpuscope._columns import COMPARED, heading
 from gpuscope._text import format_value
-from gpuscope.analysis.certainty import FORMER, TOLD
-from gpuscope.analysis.effects import Effect, judged_effect
-from gpuscope.analysis.noise import repeats
+from gpuscope.analysis.certainty import TOLD
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import (
@@ -20,6 +18,9 @@ from gpuscope.analysis.settings import (
     driven_by_requests,
     of_slowest_rank,
 )
+from gpuscope.comparing.effects import Effect
+from gpuscope.comparing.noise import repeats
+from gpuscope.comparing.rounds import MeasuredTrace, effects_of
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,17 @@ class Option:
         """Whether a workload runs on a partition."""
         return any(row["partition"] is not None for row in self.rows.values())
 
+    @property
+    def measured(self) -> MeasuredTrace:
+        """What its workloads gave, and their rounds."""
+        whole, samples = {}, {}
+        for workload, row in self.rows.items():
+            for column, shares in row["samples"] or ():
+                if row[column] is not None:
+                    whole[workload, column] = row[column]
+                    samples[workload, column] = [row[column] * share for share in shares]
+        return MeasuredTrace(whole, samples, next(iter(self.rows.values()))["unit"])
+
 
 @dataclass(frozen=True)
 class PointChoice:
@@ -53,8 +65,8 @@ class PointChoice:
     Attributes
     ----------
     workload, column
-        What is judged: what the rows' intervals are of, of the first workload that is not in the
-        background; the first of :data:`~gpuscope.analysis.certainty.TOLD` where they differ.
+        What is judged: the first of :data:`~gpuscope.analysis.certainty.TOLD` that the first
+        workload has which is not in the background.
     taken
         The best or, of several that noise does not tell from it, that with the fewest SMs for the
         workload, of those that noise tells from the reference. ``None`` where there is no choice,
@@ -84,30 +96,23 @@ class PointChoice:
         row = option.rows[self.workload]
         by = 1 + repeats(self.column, self.is_simulated)
         value, low, high = (row[name] for name in (self.column, "low", "high"))
-        if low is None or high is None:
+        if low is None or high is None or row["interval_of"] != self.column:
             return value, -math.inf, math.inf
         return value, value * (1 + low) / by, value * (1 + high) * by
 
-    def difference(self, first: Option, second: Option) -> Effect:
-        """Return how far two differ: from the intervals of both, which are independent.
+    def differences(self, first: Option, second: Option) -> list[Effect]:
+        """Return how far two differ in each number, as :func:`gpuscope.compare` does."""
+        return effects_of(first.measured, second.measured, is_simulated=self.is_simulated)
 
-        Of logarithms, by the method of variance estimates recovery (G. Y. Zou and A. Donner,
-        Statistics in Medicine 27 (2008), 1693).
-        """
-        rows = [option.rows[self.workload] for option in (first, second)]
-        before, after = (row[self.column] for row in rows)
-        effect = Effect(self.workload, self.column, before, after)
-        if bool(before) != bool(after):  # to or from nothing
-            change = math.inf if after else -1.0
-            return judged_effect(replace(effect, low=change, high=change))
-        if not before or None in (row[end] for row in rows for end in ("low", "high")):
-            return effect
-        ends = [[math.log1p(max(row[end], -0.999)) for end in ("low", "high")] for row in rows]
-        low, high = math.hypot(ends[1][0], ends[0][1]), math.hypot(ends[1][1], ends[0][0])
-        by = 1 + repeats(self.column, self.is_simulated)
-        ratio = after / before
-        ends_of_change = ratio * math.exp(-low) / by - 1, ratio * math.exp(high) * by - 1
-        return judged_effect(replace(effect, low=ends_of_change[0], high=ends_of_change[1]))
+    def difference(self, first: Option, second: Option) -> Effect:
+        """Return how far two differ in the number that is judged."""
+        number = self.workload, self.column
+        return effects_of(
+            first.measured, second.measured, is_simulated=self.is_simulated, wanted=(number,)
+        )[0]
+
+    def _is_judged(self, effect: Effect) -> bool:
+        return (effect.workload, effect.column) == (self.workload, self.column)
 
     def is_told(self, option: Option) -> bool:
         """Whether noise tells an option from the reference or, without one, some from the best."""
@@ -124,29 +129,19 @@ class PointChoice:
         return {name: row[RATES[0]] for name, row in rows.items() if row[RATES[0]] is not None}
 
     def lost(self, option: Option) -> list[Effect]:
-        """Return what is worse than at the reference, by more than repeated measurements differ.
+        """Return what is worse than at the reference, beyond noise.
 
-        Times of the workload, and rates of others of which that alone is not known.
+        Numbers of the workload, and those of others of which the rate alone is not known.
         """
-        if self.reference in (None, option):
+        if self.reference is None or option is self.reference:
             return []
-        lost = []
-        for name, row in option.rows.items():
-            was = self.reference.rows.get(name, {}) if self.reference else {}
-            columns = _TIMES if name == self.workload else RATES[1:2] * (row[RATES[0]] is None)
-            for column in columns:
-                if column != self.column and was.get(column) and row.get(column):
-                    change = Effect(name, column, was[column], row[column])
-                    by = 1 + repeats(column, self.is_simulated)
-                    is_beyond = abs(math.log1p(change.change)) > math.log(by)
-                    lost += [change] if is_beyond and not change.is_better else []
-        return lost
-
-
-_TIMES = (
-    *("latency_p50_us", "latency_p90_us", "latency_p99_us"),
-    *("ttft_p50_ms", "ttft_p90_ms", "tbt_p50_ms"),
-)
+        has_rate_alone = self.kept(option)
+        return [
+            effect
+            for effect in self.differences(self.reference, option)
+            if effect.is_seen and not effect.is_better and not self._is_judged(effect)
+            if effect.workload not in has_rate_alone
+        ]
 
 
 def choices(result: SweepResult, workload: str | None = None) -> list[PointChoice]:
@@ -158,7 +153,8 @@ def choices(result: SweepResult, workload: str | None = None) -> list[PointChoic
         Whose numbers decide; by default the first that is not in the background.
     """
     groups: dict[tuple[object, ...], list[Row]] = {}
-    for row in result.rows():
+    samples = result.points.select(["unit", "samples"]).to_pylist()
+    for row in map(dict.__or__, result.rows(), samples):
         if row["error"] is None:
             key = (*(row[path] for path in result.parameters), row["setting"])
             groups.setdefault(key, []).append(row)
@@ -182,35 +178,32 @@ def choices(result: SweepResult, workload: str | None = None) -> list[PointChoic
 
 
 def _choice(options: list[Option], names: list[str], is_simulated: bool) -> PointChoice | None:  # noqa: FBT001
-    for column in dict.fromkeys([*TOLD, *FORMER]):
+    for column in TOLD:
         for name in names:
             comparable = [
-                option for option in options if _told(option.rows.get(name, {})) == column
+                option
+                for option in options
+                if name in option.rows and option.rows[name][column] is not None
             ]
             if comparable:
                 return _decided(PointChoice(name, column, (*comparable,), is_simulated))
     return None
 
 
-def _told(row: Row) -> str:
-    """Return what the interval of a row is of."""
-    interval_of = row.get("interval_of")
-    return interval_of or next((key for key in FORMER if row.get(key) is not None), "")
-
-
 def _decided(choice: PointChoice) -> PointChoice:
     sign = COMPARED[choice.column].better
-    rows = {id(option): option.rows[choice.workload] for option in choice.options}
-    if len(rows) < 2 or any(row[choice.column] and row["low"] is None for row in rows.values()):
+    number = choice.workload, choice.column
+    is_known = all(number in option.measured.samples for option in choice.options)
+    if len(choice.options) < 2 or not is_known:
         return choice
 
     def worth(option: Option) -> float:
-        return float(sign * rows[id(option)][choice.column])
+        return float(sign * option.rows[choice.workload][choice.column])
 
     best = max(choice.options, key=worth)
     off = {id(option): choice.difference(best, option) for option in choice.options}
     ties = [o for o in choice.options if not off[id(o)].is_seen or off[id(o)].is_better]
-    ties.sort(key=lambda option: (rows[id(option)]["sms"] or math.inf, -worth(option)))
+    ties.sort(key=lambda option: (option.rows[choice.workload]["sms"] or math.inf, -worth(option)))
     reference = next((option for option in choice.options if not option.is_carved), None)
     decided = replace(choice, best=best, ties=(*ties,), reference=reference)
     return replace(decided, taken=next(filter(decided.is_told, ties), None))

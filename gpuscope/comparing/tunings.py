@@ -11,9 +11,10 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._text import format_value
-from gpuscope.analysis.noise import interval
-from gpuscope.analysis.race import Goal, Values, Verdict
+from gpuscope.analysis.certainty import interval
 from gpuscope.analysis.result import Result, Row, named
+from gpuscope.comparing.effects import Effect, effect
+from gpuscope.comparing.race import Goal, Values, Verdict
 from gpuscope.trace.metadata import Description
 
 
@@ -237,17 +238,31 @@ class Tuning(Result):
         return [{name: row[name] for name in shown} for row in rows], left_out
 
     @door(setting=TunedSetting)
-    def won(self, setting: TunedSetting) -> dict[str, float]:
-        """Return ``workload.column`` → its change from the reference, as a share of that."""
+    def effects(self, setting: TunedSetting) -> dict[str, Effect]:
+        """Return ``workload.column`` → how far it differs from the reference, by measurement.
+
+        Numbers are means, where their ratio is within the interval.
+        """
         if self.reference is None or setting.label == self.reference:
             return {}
         was = self[self.reference]
-        changes = {}
-        for goal in dict.fromkeys((self.objective, *self.costs)):
-            now, before = setting.mean(goal), was.mean(goal)
-            if now is not None and before:
-                changes[goal.name] = now / before - 1
-        return changes
+        means = {
+            goal: (before, after)
+            for goal in dict.fromkeys((self.objective, *self.costs))
+            if (before := was.mean(goal)) and (after := setting.mean(goal)) is not None
+        }
+        effects = {}
+        for goal, (before, after) in means.items():
+            if goal.is_of_sms:
+                change = after / before - 1
+                effects[goal.name] = Effect("", goal.column, before, after, change, change)
+                continue
+            values = was.values[goal.name], setting.values[goal.name]
+            by_round = effect(
+                goal.workload, goal.column, *values, judged=len(means), are_pairs=False
+            )
+            effects[goal.name] = by_round.of_whole(before, after)
+        return effects
 
     @door(setting=TunedSetting)
     def free_sms(self, setting: TunedSetting) -> int:

@@ -1,4 +1,4 @@
-"""What several runs come to: which point of a sweep to take, and who makes whose kernels long."""
+"""What a sweep comes to: which point to take, what that gains and costs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from gpuscope._checks import door
 from gpuscope._columns import COMPARED
-from gpuscope.analysis.choice import Option, PointChoice, choices
-from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.settings import SweepResult
-from gpuscope.telling.finding import Finding, Quantity, change_of, counts
+from gpuscope.comparing.choice import Option, PointChoice, choices
+from gpuscope.comparing.effects import change_of
+from gpuscope.comparing.of_tuning import fewest
+from gpuscope.telling.finding import Finding, Quantity, counts
 from gpuscope.telling.of_setting import unit_of
-from gpuscope.telling.of_tuning import fewest
 
 
 @door(result=SweepResult, workload=(str, None))
@@ -33,7 +33,7 @@ def swept(result: SweepResult, workload: str | None = None) -> Iterator[Finding]
     ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
     ...     "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}},
     ... }
-    >>> from gpuscope.telling.of_series import swept
+    >>> from gpuscope.comparing.of_sweep import swept
     >>> result = gs.search.sweep(one, {"workloads.w.duration_us": [10, 90]}, gpu)
     >>> [(finding.rule, finding.subject["best"]) for finding in swept(result)]
     [('swept', 'w.duration_us = 10')]
@@ -129,46 +129,3 @@ def _ends(every: Sequence[PointChoice]) -> Iterator[Finding]:
     names = zip(("good", "bad"), (by_value[0], by_value[-1]), strict=True)
     values = (Quantity(name, value, unit_of(column)) for name, (value, _) in names)
     yield Finding("swept", "note", subject, tuple(values))
-
-
-@door(result=InterferenceResult)
-def interfered(result: InterferenceResult) -> Finding:
-    """Return the pair of workloads whose value is the greatest, or that none is known.
-
-    The pair whose forecast is the greatest of those not measured is named beside it.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> from gpuscope.telling.of_series import interfered
-    >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> small = {"kind": "gemm", "m": 512, "n": 512, "k": 512, "partition": "a"}
-    >>> large = {"kind": "gemm", "m": 4096, "n": 4096, "k": 4096, "partition": "b"}
-    >>> result = gs.search.measure_interference(
-    ...     gpu, {"a": 16, "b": "rest"}, {"small": small, "large": large}, repeats=5, rounds=2)
-    >>> interfered(result).rule
-    'interferes'
-    """
-    measured = {cell: cell.value for cell in result.cells if cell.value is not None}
-    forecast = {cell: cell.forecast for cell in result.cells if cell.forecast is not None}
-    values = counts(
-        told=len(measured),
-        untold=len(result.cells) - len(measured) - len(forecast),
-        forecast=len(forecast),
-    )
-    subject, longer = {}, []
-    if measured:
-        most = max(measured, key=measured.__getitem__)
-        subject = {"workload": most.of, "given": most.given}
-        longer.append(Quantity("longer", measured[most], "%", most.low, most.high))
-    if forecast:
-        likely = max(forecast, key=forecast.__getitem__)
-        subject |= {"other": likely.of, "beside": likely.given}
-        ends = likely.forecast_low, likely.forecast_high
-        longer.append(Quantity("likely", forecast[likely], "%", *ends))
-    if not longer:
-        return Finding("interferes.unknown", "warning", {}, values)
-    rule = "interferes" if measured else "interferes.forecast"
-    return Finding(
-        rule, "note", subject, (*longer, *(quantity for quantity in values if quantity.value))
-    )

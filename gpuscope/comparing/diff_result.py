@@ -17,11 +17,11 @@ from gpuscope.analysis.result import about_several, sentences
 from gpuscope.comparing.effects import FEWEST, Effect, Verdict, control_of, effect, leading
 from gpuscope.comparing.pair import CompareResult, compared_traces, paired_of
 from gpuscope.comparing.pairing import Pairs
-from gpuscope.comparing.rounds import PROGRAM, Values, values_of, values_of_program, windows_of
+from gpuscope.comparing.rounds import PROGRAM, Values, values_of_program
 from gpuscope.comparing.shifts import serial_correlation
 from gpuscope.comparing.split import SplitResult, SplitSide, joined, split, with_cause
 from gpuscope.comparing.split_sides import of_background, of_calls, of_program
-from gpuscope.comparing.turns import Round, Turns, numbers
+from gpuscope.comparing.turns import Turns, numbers, rounds_of
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding
 from gpuscope.trace.model import Trace
@@ -255,8 +255,11 @@ def _hanging_together(turns: Turns, effects: Sequence[Effect]) -> Iterator[str]:
     if len(turns.pairs) < FEWEST or turns.pairs[0][0].trace.is_simulated:
         return
     unit = "pairs" if turns.are_pairs else turns.unit.removeprefix("saved ") + "s"
+    common = numbers(turns.pairs)
     for about in effects:
         key = about.workload, about.column
+        if key not in common:  # a p99 of all calls, of which a round has too few
+            continue
         rounds = [np.array([pair[at].values[key] for pair in turns.pairs]) for at in (0, 1)]
         series = [rounds[1] - rounds[0]] if turns.are_pairs else rounds
         correlation = serial_correlation(series, len(effects))
@@ -376,7 +379,7 @@ def of_traces(
     cautions = [] if is_exact else [_APART if compared.is_by_rounds else _CAPTURES]
     turns = None
     if compared.is_by_rounds:
-        rounds = [[Round(values_of(part), part) for part in windows_of(trace)] for trace in both]
+        rounds = [rounds_of(*side) for side in zip(both, compared.measured or (), strict=True)]
         pairs = list(zip(*rounds, strict=False))
         turns = Turns("saved round", pairs, [], pairs, are_pairs=is_exact)
         cautions = [*_hanging_together(turns, compared.differences), *cautions]

@@ -21,7 +21,7 @@ Values: TypeAlias = Mapping[str, float]
 """``workload.column`` → what one measurement gave."""
 Samples: TypeAlias = Mapping[int, Mapping[int, Values]]
 """Setting → turn → what was measured in it."""
-Verdict = Literal[
+Standing = Literal[
     "best",
     "equal",
     "no better",
@@ -365,7 +365,7 @@ class Race:
         is_sure = self.meets(leader) and number != leader
         return not is_sure or fewer or high > math.log1p(CLOSE)
 
-    def verdicts(self, *, is_over: bool) -> dict[int, Verdict]:
+    def verdicts(self, *, is_over: bool) -> dict[int, Standing]:
         """Return what is known of each setting that was measured.
 
         Parameters
@@ -373,7 +373,7 @@ class Race:
         is_over
             No more will be measured: then noise does not tell apart what is not yet.
         """
-        verdicts: dict[int, Verdict] = {}
+        verdicts: dict[int, Standing] = {}
         inside = self.inside
         for number in self.samples:
             if number not in inside:

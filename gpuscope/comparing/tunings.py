@@ -14,7 +14,7 @@ from gpuscope._text import format_value
 from gpuscope.analysis.certainty import interval
 from gpuscope.analysis.result import Result, Row, named
 from gpuscope.comparing.effects import Effect, effect
-from gpuscope.comparing.race import Goal, Values, Verdict
+from gpuscope.comparing.race import Goal, Standing, Values
 from gpuscope.trace.metadata import Description
 
 
@@ -51,7 +51,7 @@ class TunedSetting:
     sizes: Mapping[str, int]
     values: Mapping[str, tuple[float, ...]]
     forecast: Values
-    verdict: Verdict
+    verdict: Standing
     behind: float | None = None
     sms: int = 0
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)

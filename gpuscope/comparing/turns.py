@@ -8,7 +8,7 @@ from statistics import median
 from typing import TypeAlias
 
 from gpuscope.comparing.conditions import Conditions
-from gpuscope.comparing.rounds import Number, Values
+from gpuscope.comparing.rounds import MeasuredTrace, Number, Values, windows_of
 from gpuscope.trace.model import Trace
 
 
@@ -77,3 +77,11 @@ def numbers(pairs: Sequence[tuple[Round, Round]]) -> list[Number]:
         return []
     first = pairs[0][0].values
     return [key for key in first if all(key in side.values for pair in pairs for side in pair)]
+
+
+def rounds_of(trace: Trace, gave: MeasuredTrace) -> list[Round]:
+    """Return the rounds of a trace, of which it is known what they gave."""
+    return [
+        Round({number: float(samples[at]) for number, samples in gave.samples.items()}, part)
+        for at, part in enumerate(windows_of(trace))
+    ]

@@ -20,9 +20,8 @@ from gpuscope.analysis.settings import SweepResult
 from gpuscope.cli import FAILED
 from gpuscope.cli.app import All, Force, Json, app, open_target, run_bar, say_json
 from gpuscope.cli.screen import STYLES, Screen
-from gpuscope.comparing.of_sweep import swept
-from gpuscope.comparing.of_tuning import forecast_errors, left, measured, recommended, tuned
-from gpuscope.comparing.tunings import Tuning
+from gpuscope.comparing.choice import swept
+from gpuscope.comparing.tunings import Tuning, forecast_errors, left, measured, recommended, tuned
 from gpuscope.errors import InvalidExperiment
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.refusals import listed

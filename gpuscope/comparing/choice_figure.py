@@ -13,10 +13,9 @@ from gpuscope._columns import COMPARED, heading
 from gpuscope.analysis.interference_analysis import InterferenceResult, definition
 from gpuscope.analysis.settings import SweepResult
 from gpuscope.comparing.choice import Option, PointChoice, choices
-from gpuscope.comparing.of_sweep import swept as told_of
-from gpuscope.comparing.of_tuning import tuned_words
+from gpuscope.comparing.choice import swept as told_of
 from gpuscope.comparing.race import Goal
-from gpuscope.comparing.tunings import TunedSetting, Tuning
+from gpuscope.comparing.tunings import TunedSetting, Tuning, tuned_words
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.of_interference import interfered
 from gpuscope.timeline import style

@@ -17,9 +17,8 @@ from pathlib import Path
 from gpuscope import _child, _interrupts
 from gpuscope._checks import SeveralOf, door
 from gpuscope._text import clean, shortened
-from gpuscope.comparing.conditions import conditions_of
 from gpuscope.comparing.rounds import values_of_program
-from gpuscope.comparing.turns import Round
+from gpuscope.comparing.turns import Round, conditions_of
 from gpuscope.device.cuda.health import processes_by_uuid
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.experiments.experiment import Experiment

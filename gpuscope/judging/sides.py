@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from gpuscope._text import clean
-from gpuscope.comparing.conditions import conditions_of
 from gpuscope.comparing.rounds import values_of
-from gpuscope.comparing.turns import Round
+from gpuscope.comparing.turns import Round, conditions_of
 from gpuscope.device.cuda.health import processes_by_uuid
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from gpuscope import _interrupts
-from gpuscope.comparing.conditions import differ, usual_spread
-from gpuscope.comparing.turns import Round, RoundPairs, Turns
+from gpuscope.comparing.turns import Round, RoundPairs, Turns, differ, usual_spread
 from gpuscope.errors import NothingRecorded
 from gpuscope.judging.sides import Side
 

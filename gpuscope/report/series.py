@@ -9,9 +9,8 @@ from gpuscope import figures
 from gpuscope._checks import door
 from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.settings import SweepResult
-from gpuscope.comparing.of_sweep import swept
-from gpuscope.comparing.of_tuning import tuned_words
-from gpuscope.comparing.tunings import Tuning
+from gpuscope.comparing.choice import swept
+from gpuscope.comparing.tunings import Tuning, tuned_words
 from gpuscope.errors import MissingEvidence
 from gpuscope.report import page
 from gpuscope.telling.described import describe_workload

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from gpuscope._checks import door
 from gpuscope._text import clean
 from gpuscope.comparing.choice_figure import tuning as tuning_figure
-from gpuscope.comparing.of_tuning import TunedWords, tuned_words
-from gpuscope.comparing.tunings import Tuning
+from gpuscope.comparing.tunings import TunedWords, Tuning, tuned_words
 from gpuscope.search.tuned_code import write_tuning
 
 if TYPE_CHECKING:

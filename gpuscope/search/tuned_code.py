@@ -10,8 +10,7 @@ from pathlib import Path
 from gpuscope._checks import given, require_kind
 from gpuscope._files import write_text
 from gpuscope._text import clean
-from gpuscope.comparing.of_tuning import ties, tuned_words
-from gpuscope.comparing.tunings import TunedSetting, Tuning
+from gpuscope.comparing.tunings import TunedSetting, Tuning, ties, tuned_words
 from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.carving_code import carving_code
 from gpuscope.experiments.setting import StreamSpec

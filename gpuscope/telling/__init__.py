@@ -28,7 +28,7 @@ if TYPE_CHECKING:  # what stands on this room
     from gpuscope.analyses.registry import findings_by_setting as findings_by_setting
     from gpuscope.comparing.of_run import compared as compared
     from gpuscope.comparing.of_run import outcome as outcome
-    from gpuscope.comparing.of_tuning import TunedWords as TunedWords
-    from gpuscope.comparing.of_tuning import tuned as tuned
+    from gpuscope.comparing.tunings import TunedWords as TunedWords
+    from gpuscope.comparing.tunings import tuned as tuned
 
 __getattr__, __dir__, _ = public(__name__)

@@ -13,7 +13,7 @@ from kept_points import kept_points
 import gpuscope as gs
 from gpuscope import cli
 from gpuscope.cli import series
-from gpuscope.comparing.of_sweep import swept
+from gpuscope.comparing.choice import swept
 from gpuscope.search import scale_out
 
 EXPERIMENT = {

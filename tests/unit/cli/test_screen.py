@@ -15,7 +15,7 @@ from gpuscope import cli
 from gpuscope.analyses import findings, known_analyses
 from gpuscope.analysis.result import Result
 from gpuscope.cli.screen import LINES, Screen
-from gpuscope.comparing.of_sweep import swept
+from gpuscope.comparing.choice import swept
 from gpuscope.formats.reading import load_trace
 from gpuscope.telling import Finding, to_text
 

@@ -12,10 +12,9 @@ from judging_programs import ONE, PROGRAM, changed
 import gpuscope as gs
 from gpuscope.cli.experiments import write_run
 from gpuscope.comparing import pair
-from gpuscope.comparing.conditions import Conditions, conditions_of, differ, usual_spread
 from gpuscope.comparing.diff_result import judged
 from gpuscope.comparing.rounds import MeasuredTrace, values_of
-from gpuscope.comparing.turns import Round
+from gpuscope.comparing.turns import Conditions, Round, conditions_of, differ, usual_spread
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, NothingRecorded
 from gpuscope.judging import sides
 from gpuscope.judging.programs import Command

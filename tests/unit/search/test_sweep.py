@@ -25,8 +25,8 @@ import gpuscope as gs
 from gpuscope import figures
 from gpuscope.analysis.settings import COLUMNS, SweepResult
 from gpuscope.comparing.choice import choices
+from gpuscope.comparing.choice import swept as told
 from gpuscope.comparing.noise import repeats
-from gpuscope.comparing.of_sweep import swept as told
 from gpuscope.record import ranges
 from gpuscope.search.points import PointTable
 from gpuscope.search.sweeps import load_sweep
@@ -846,6 +846,20 @@ def test_nothing_is_surely_less_than_something():
     assert (choice.column, choice.taken.label) == ("goodput_per_s", "small = 48")
     assert [option.label for option in choice.ties] == ["small = 48", "small = 56", "small = 64"]
     assert "reference" not in next(iter(told(result))).subject
+
+
+def test_what_rounds_gave_is_kept_in_the_folder(gpu, tmp_path):
+    one = {
+        "name": "one", "alone_repeats": 0, "rounds": 3, "partitions": {"a": 8},
+        "streams": {"s": {"partition": "a"}},
+        "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 9}},
+    }  # fmt: skip
+    (now,) = choices(gs.search.sweep(one, {"partitions.a": [8, 16]}, gpu, path=tmp_path))
+    (loaded,) = choices(gs.search.load_sweep(tmp_path))
+    measured = [option.measured for option in now.options]
+    assert measured == [option.measured for option in loaded.options]
+    assert {gave.unit for gave in measured} == {"round"}
+    assert all(len(gave.samples["w", "latency_p50_us"]) == 3 for gave in measured)
 
 
 def test_points_with_other_work_do_not_compete():

@@ -13,7 +13,7 @@ from kept_points import kept_points
 
 import gpuscope as gs
 from gpuscope.comparing.effects import effect
-from gpuscope.comparing.of_tuning import left, recommended
+from gpuscope.comparing.tunings import left, recommended
 from gpuscope.search import candidates, series
 from gpuscope.simulator.forecast import stand_ins
 

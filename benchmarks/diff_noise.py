@@ -21,9 +21,9 @@ from typing import NamedTuple
 import numpy as np
 from facts import BESIDE, row, write
 
-from gpuscope.analysis.effects import effect
-from gpuscope.analysis.noise import TAIL
-from gpuscope.analysis.shifts import serial_correlation, shift
+from gpuscope.analysis.certainty import TAIL
+from gpuscope.comparing.effects import effect
+from gpuscope.comparing.shifts import serial_correlation, shift
 
 SEED = 20261128
 NOISE, CHANGE = 0.01, 0.03

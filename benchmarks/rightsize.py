@@ -36,7 +36,7 @@ from facts import row, spread, write
 from what_if import DATA, FEW, WHOLE, trace_of
 
 import gpuscope as gs
-from gpuscope.analysis.noise import interval
+from gpuscope.analysis.certainty import interval
 
 HERE = Path(__file__).resolve().parent
 QUANTUM = 8

@@ -2,7 +2,7 @@
 
     python benchmarks/same_settings.py [--device cuda:0] [--runs 12] [--out FILE]
 
-What :mod:`gpuscope.analysis.noise` widens the intervals of comparisons by comes from this. The
+What :mod:`gpuscope.comparing.noise` widens the intervals of comparisons by comes from this. The
 table comes last; the exit status is 1 if a change was told.
 """
 

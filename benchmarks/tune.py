@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any
 
 import gpuscope as gs
-from gpuscope.analysis.noise import interval
-from gpuscope.analysis.race import FEWEST
+from gpuscope.analysis.certainty import interval
+from gpuscope.comparing.effects import FEWEST
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "tune.json"

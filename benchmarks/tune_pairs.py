@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any
 
 import gpuscope as gs
-from gpuscope.analysis.race import Goal
+from gpuscope.comparing.race import Goal
 from gpuscope.simulator.forecast import stand_ins
 
 HERE = Path(__file__).resolve().parent

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from gpuscope import telling as telling
     from gpuscope import widgets as widgets
     from gpuscope import workloads as workloads
-    from gpuscope.analyses.comparing import compare as compare
     from gpuscope.analyses.registry import findings as findings
+    from gpuscope.comparing.compare import compare as compare
     from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
     from gpuscope.device.caller import get_caller_stream as get_caller_stream
     from gpuscope.device.select import open_device as open_device

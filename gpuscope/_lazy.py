@@ -5,25 +5,22 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from gpuscope._optional import needed_for
 
 
-def public(
-    room: str, homes: Mapping[str, str] | None = None
-) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+def public(room: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
     """Return a room's ``__getattr__``, ``__dir__`` and ``__all__``.
+
+    Its names are those that it imports ``as`` themselves for type checkers.
 
     Parameters
     ----------
     room
         Its ``__name__``.
-    homes
-        Name → module that has it; a module that is itself the name ends in it. If not given, what
-        the room imports ``as`` itself for type checkers.
     """
-    homes = _homes(room) if homes is None else homes
+    homes = _homes(room)
 
     def resolve(name: str) -> object:
         if name not in homes:
@@ -41,7 +38,7 @@ def public(
 
 
 def _homes(room: str) -> dict[str, str]:
-    """Return name → module of what a room imports as itself for type checkers."""
+    """Return name → module that has it; a module that is itself the name ends in it."""
     spec = sys.modules[room].__spec__
     source = getattr(spec and spec.loader, "get_source", lambda _: "")(room)
     imports = re.findall(r"from (\S+) import \(?\s*((?!_)\w+) as \2\b", source)

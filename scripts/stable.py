@@ -53,7 +53,10 @@ def stable() -> dict[str, object]:
 
 
 def names() -> list[str]:
-    """Return the public names that the reference lists, without ``gpuscope.``."""
+    """Return the public names that the reference lists, without ``gpuscope.``.
+
+    Of a room those that it offers, not what it takes from private modules for itself.
+    """
     text = REFERENCE.read_text("utf-8")
     listed = re.findall(r"^   ([\w.]+)$", text, re.MULTILINE)
     for name in re.findall(r"automodule:: gpuscope\.([\w.]+)", text):
@@ -61,7 +64,8 @@ def names() -> list[str]:
         listed += [
             f"{name}.{member}"
             for member, value in vars(module).items()
-            if member[0] != "_" and str(getattr(value, "__module__", "")).startswith("gpuscope.")
+            if member[0] != "_"
+            and re.match(r"gpuscope\.(?!_)", str(getattr(value, "__module__", "")))
         ]
     return sorted(listed)
 

@@ -7,6 +7,9 @@ have overlap 1 and gain 1. *Work given to P* is every kernel launched while a st
 P was selected, whichever stream ran it; *confinement(P)* = its time inside P / its total time.
 """
 
+from typing import TYPE_CHECKING
+
+from gpuscope._lazy import public
 from gpuscope.analysis.busy_analysis import ConcurrencyResult as ConcurrencyResult
 from gpuscope.analysis.busy_analysis import OverlapResult as OverlapResult
 from gpuscope.analysis.busy_analysis import PairOverlap as PairOverlap
@@ -80,12 +83,21 @@ from gpuscope.analysis.steps_analysis import Step as Step
 from gpuscope.analysis.steps_analysis import StepsResult as StepsResult
 from gpuscope.analysis.steps_analysis import steps as steps
 from gpuscope.analysis.trace_parts import parts as parts
-from gpuscope.analysis.tuning_analysis import TunedSetting as TunedSetting
-from gpuscope.analysis.tuning_analysis import Tuning as Tuning
+
+if TYPE_CHECKING:  # what stands on this room
+    from gpuscope.comparing.tunings import TunedSetting as TunedSetting
+    from gpuscope.comparing.tunings import Tuning as Tuning
 
 _TOLD = frozenset(["confinement_verdict", "explain", "findings", "findings_by_setting", "outcome"])
 
 
+_resolved, __dir__, _ = public(__name__)
+
+
 def __getattr__(name: str) -> object:
-    room = f": it is in gpuscope.telling, as gs.telling.{name}" if name in _TOLD else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{room}")
+    if name in _TOLD:
+        raise AttributeError(
+            f"module {__name__!r} has no attribute {name!r}: it is in gpuscope.telling, as "
+            f"gs.telling.{name}"
+        )
+    return _resolved(name)

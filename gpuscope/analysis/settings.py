@@ -24,7 +24,7 @@ from gpuscope.analysis.rates import Done, done
 from gpuscope.analysis.requests_analysis import requests
 from gpuscope.analysis.result import Result, Row, sentences
 from gpuscope.errors import InvalidArgument, MissingEvidence, NotFound
-from gpuscope.trace.columns import codes
+from gpuscope.trace.columns import codes, once
 from gpuscope.trace.facts import SoloFacts
 from gpuscope.trace.metadata import Description
 from gpuscope.trace.model import Trace
@@ -34,8 +34,16 @@ _Told = TypeVar("_Told", bound=Mapping[str, Any])
 _TYPES = {"text": pa.string(), "count": pa.int64(), "number": pa.float64()}
 COLUMNS = {key: _TYPES[column.kind] for key, column in COMPARED.items()}
 """Column → type of a comparison; :data:`gpuscope._columns.COMPARED` says what each means."""
-HIDDEN = {"number": pa.int64(), "provenance": pa.string()}
-"""Column → type of what the points of a sweep have besides, and its table does not show."""
+HIDDEN = {
+    "number": pa.int64(),
+    "provenance": pa.string(),
+    "unit": pa.string(),
+    "samples": pa.map_(pa.string(), pa.list_(pa.float64())),
+}
+"""Column → type of what the points of a sweep have besides, and its table does not show.
+
+``samples``: column of the workload → what each round, or part of its calls (``unit``), gave, as a
+share of the row's number."""
 
 
 def of_slowest_rank(rows: Sequence[_Told]) -> list[_Told]:
@@ -78,68 +86,75 @@ def settings_table(traces: Mapping[str, Trace]) -> pa.Table:
     >>> table.select(["setting", "workload", "kernels"]).to_pylist()
     [{'setting': 'default', 'workload': 'w', 'kernels': 2}]
     """
-    rows: list[Row] = []
-    for setting, trace in traces.items():
-        kernels, did = ended_kernels(trace), done(trace, by_workload)
-        if not did:
-            continue
-        together = overlap(trace, by="workload") if len(kernels) else None
-        pairs = together.pairs if together else ()
-        most = max(pairs, key=attrgetter("fraction"), default=None)
-        try:
-            seen = {handle.name: handle for handle in latency(trace).handles}
-        except MissingEvidence:
-            seen = {}
-        calls, took_ns, _ = durations_ns(trace)
-        starts, ends = kernels.array("start_ns"), kernels.array("end_ns")
-        partition, partitions = codes(kernels.spans.column("partition"))
-        groups = by_workload(kernels)
-        number = {label: index for index, label in enumerate(groups.labels)}
-        medians = groups.quantiles(ends - starts, (0.5,))[:, 0].tolist()
-        planned = (trace.metadata.experiment or {}).get("workloads", {})
-        driven = driven_by_requests(planned)
-        for workload in dict.fromkeys([*(name for name in planned if name in did), *number, *did]):
-            index = number.get(workload)
-            alone = trace.metadata.solo.get(workload, SoloFacts())
-            plan = planned.get(workload, {})
-            # A background's latency is its queue's length, and arrivals at given times set
-            # their own rate: neither says anything about the GPU.
-            times = None if plan.get("background") else seen.get(workload)
-            paced = plan.get("rate_hz") is not None or workload in driven
-            rates = did[workload]
-            home = (
-                home_of(trace, workload)
-                if index is None
-                else partitions[partition[groups.rows(index)[0]]]
-            )
-            rows.append(
-                {
-                    "setting": setting,
-                    "workload": workload,
-                    "partition": home,
-                    "sms": trace.metadata.partition(home).sm_count,
-                    "kernels": 0 if index is None else int(groups.counts[index]),
-                    "kernel_median_us": None if index is None else medians[index] / 1e3,
-                    "latency_n": times.n if times else None,
-                    "latency_p50_us": times.p50_ns / 1e3 if times else None,
-                    "latency_p90_us": times.p90_ns / 1e3 if times else None,
-                    "latency_p99_us": times.p99_ns / 1e3 if times and times.p99_ns else None,
-                    "calls_per_s": rates.calls_per_s,
-                    "tflop_per_s": None if paced else rates.tflop_per_s,
-                    "gb_per_s": None if paced else rates.gb_per_s,
-                    "share_of_alone_on_whole_gpu": None if paced else _share(rates, alone),
-                    **_energy(trace, rates.calls),
-                    "overlap": most.fraction if most else None,
-                    "overlap_tight": most.tight_fraction if most else None,
-                    "gain": together.gain if together else None,
-                    **of_recording(trace),
-                }
-            )
-            ended = ends_of(trace, workload) if index is None else ends[groups.rows(index)]
-            took = took_ns[calls.rows_of(workload)]
-            rows[-1] |= certainty(trace, rows[-1], took, ended)
-        rows += _requests(setting, trace)
+    rows = [
+        {"setting": setting, **row} for setting, trace in traces.items() for row in _rows_of(trace)
+    ]
     return pa.Table.from_pylist(rows, schema=pa.schema(list(COLUMNS.items())))
+
+
+@once
+def _rows_of(trace: Trace) -> list[Row]:
+    """Return a row per workload, without its setting."""
+    rows: list[Row] = []
+    kernels, did = ended_kernels(trace), done(trace, by_workload)
+    if not did:
+        return []
+    together = overlap(trace, by="workload") if len(kernels) else None
+    pairs = together.pairs if together else ()
+    most = max(pairs, key=attrgetter("fraction"), default=None)
+    try:
+        seen = {handle.name: handle for handle in latency(trace).handles}
+    except MissingEvidence:
+        seen = {}
+    calls, took_ns, _ = durations_ns(trace)
+    starts, ends = kernels.array("start_ns"), kernels.array("end_ns")
+    partition, partitions = codes(kernels.spans.column("partition"))
+    groups = by_workload(kernels)
+    number = {label: index for index, label in enumerate(groups.labels)}
+    medians = groups.quantiles(ends - starts, (0.5,))[:, 0].tolist()
+    planned = (trace.metadata.experiment or {}).get("workloads", {})
+    driven = driven_by_requests(planned)
+    for workload in dict.fromkeys([*(name for name in planned if name in did), *number, *did]):
+        index = number.get(workload)
+        alone = trace.metadata.solo.get(workload, SoloFacts())
+        plan = planned.get(workload, {})
+        # A background's latency is its queue's length, and arrivals at given times set
+        # their own rate: neither says anything about the GPU.
+        times = None if plan.get("background") else seen.get(workload)
+        paced = plan.get("rate_hz") is not None or workload in driven
+        rates = did[workload]
+        home = (
+            home_of(trace, workload)
+            if index is None
+            else partitions[partition[groups.rows(index)[0]]]
+        )
+        rows.append(
+            {
+                "workload": workload,
+                "partition": home,
+                "sms": trace.metadata.partition(home).sm_count,
+                "kernels": 0 if index is None else int(groups.counts[index]),
+                "kernel_median_us": None if index is None else medians[index] / 1e3,
+                "latency_n": times.n if times else None,
+                "latency_p50_us": times.p50_ns / 1e3 if times else None,
+                "latency_p90_us": times.p90_ns / 1e3 if times else None,
+                "latency_p99_us": times.p99_ns / 1e3 if times and times.p99_ns else None,
+                "calls_per_s": rates.calls_per_s,
+                "tflop_per_s": None if paced else rates.tflop_per_s,
+                "gb_per_s": None if paced else rates.gb_per_s,
+                "share_of_alone_on_whole_gpu": None if paced else _share(rates, alone),
+                **_energy(trace, rates.calls),
+                "overlap": most.fraction if most else None,
+                "overlap_tight": most.tight_fraction if most else None,
+                "gain": together.gain if together else None,
+                **of_recording(trace),
+            }
+        )
+        ended = ends_of(trace, workload) if index is None else ends[groups.rows(index)]
+        took = took_ns[calls.rows_of(workload)]
+        rows[-1] |= certainty(trace, rows[-1], took, ended)
+    rows += _requests(trace)
+    return rows
 
 
 def home_of(trace: Trace, workload: str) -> str | None:
@@ -214,7 +229,7 @@ def background_of(experiment: Description) -> list[str]:
     return [name for name, facts in described.items() if facts.get("background")]
 
 
-def _requests(setting: str, trace: Trace) -> list[Row]:
+def _requests(trace: Trace) -> list[Row]:
     """Return a row per workload of requests; what it does not have is null."""
     try:
         served = requests(trace).workloads
@@ -223,7 +238,6 @@ def _requests(setting: str, trace: Trace) -> list[Row]:
     planned = (trace.metadata.experiment or {}).get("workloads", {})
     return [
         {
-            "setting": setting,
             "workload": workload.workload,
             "requests_n": workload.n,
             **{

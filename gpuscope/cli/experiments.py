@@ -17,11 +17,12 @@ from gpuscope import _shipped, telling
 from gpuscope._columns import tables
 from gpuscope._files import check_new, make_folder, write_text
 from gpuscope.analyses import findings_by_setting
-from gpuscope.analyses.comparing import CompareResult, check
 from gpuscope.cli import FAILED
 from gpuscope.cli import app as terminal
 from gpuscope.cli.app import All, Force, Json, app
 from gpuscope.cli.screen import STYLES, Screen
+from gpuscope.comparing.compare import check
+from gpuscope.comparing.pair import CompareResult
 from gpuscope.errors import GpuscopeError
 from gpuscope.experiments import nsight
 from gpuscope.experiments.execution import run as run_experiment

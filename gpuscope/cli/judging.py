@@ -17,10 +17,10 @@ from gpuscope._files import check_new, make_folder, write_text
 from gpuscope.cli import app as terminal
 from gpuscope.cli.app import All, Force, Json, app
 from gpuscope.cli.screen import STYLES, Screen
+from gpuscope.comparing.diff_result import DiffResult
 from gpuscope.errors import InvalidArgument
 from gpuscope.judging import told
 from gpuscope.judging.checking import CheckResult, check
-from gpuscope.judging.diff_result import DiffResult
 from gpuscope.judging.diffing import diff
 from gpuscope.judging.programs import Command
 from gpuscope.judging.targets import Given

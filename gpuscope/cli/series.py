@@ -17,10 +17,11 @@ from gpuscope._columns import tables
 from gpuscope._files import check_new, make_folder, replacing, write_text
 from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.settings import SweepResult
-from gpuscope.analysis.tuning_analysis import Tuning
 from gpuscope.cli import FAILED
 from gpuscope.cli.app import All, Force, Json, app, open_target, run_bar, say_json
 from gpuscope.cli.screen import STYLES, Screen
+from gpuscope.comparing.choice import swept
+from gpuscope.comparing.tunings import Tuning, forecast_errors, left, measured, recommended, tuned
 from gpuscope.errors import InvalidExperiment
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.refusals import listed
@@ -33,8 +34,7 @@ from gpuscope.search.sweeps import sweep
 from gpuscope.search.tuned_code import DECODE, PREFILL, tuning_facts
 from gpuscope.search.tuning import tune
 from gpuscope.telling.media import to_json
-from gpuscope.telling.of_series import interfered, swept
-from gpuscope.telling.of_tuning import forecast_errors, left, measured, recommended, tuned
+from gpuscope.telling.of_interference import interfered
 
 _TABLE, _SWEPT = "sweep.csv", "sweep.html"
 _TUNED, _CARVED = ["tune.html", "tune.json"], ["carve.py", "carve.cpp"]

@@ -11,9 +11,9 @@ import numpy as np
 
 from gpuscope import _interrupts
 from gpuscope._checks import SeveralOf, count, door, given
-from gpuscope.analysis.noise import TAIL, interval
-from gpuscope.analysis.race import FEWEST
+from gpuscope.analysis.certainty import TAIL, interval
 from gpuscope.analysis.result import Result, Row
+from gpuscope.comparing.effects import FEWEST
 from gpuscope.device.device import Device
 from gpuscope.device.handles import AnyStream
 from gpuscope.errors import InvalidArgument

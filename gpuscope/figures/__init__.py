@@ -12,10 +12,10 @@ from gpuscope import _plotly as _plotly
 from gpuscope._lazy import public
 
 if TYPE_CHECKING:
-    from gpuscope.figures.choice_figure import interference as interference
-    from gpuscope.figures.choice_figure import swept as swept
-    from gpuscope.figures.choice_figure import tuning as tuning
-    from gpuscope.figures.compare_figure import compared as compared
+    from gpuscope.comparing.choice_figure import interference as interference
+    from gpuscope.comparing.choice_figure import swept as swept
+    from gpuscope.comparing.choice_figure import tuning as tuning
+    from gpuscope.comparing.figure import compared as compared
     from gpuscope.figures.confinement_figure import confinement as confinement
     from gpuscope.figures.latency_figure import latency as latency
     from gpuscope.timeline.sm_map_figure import sm_map as sm_map

@@ -11,7 +11,7 @@ import msgspec
 
 from gpuscope import _foreign
 from gpuscope._files import write_text
-from gpuscope.analysis.rounds import MeasuredTrace
+from gpuscope.comparing.rounds import MeasuredTrace
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.judging.budget import Limit
 from gpuscope.judging.machine import Machine
@@ -30,7 +30,7 @@ class Baseline(msgspec.Struct, frozen=True):
     judged
         Setting → how many numbers a comparison of it with another judges together.
     unit
-        What values are of, as :class:`gpuscope.analysis.rounds.MeasuredTrace` has it.
+        What values are of, as :class:`gpuscope.comparing.rounds.MeasuredTrace` has it.
     """
 
     machine: Machine

@@ -13,12 +13,13 @@ import numpy as np
 
 from gpuscope._checks import count, door
 from gpuscope._text import clean, format_value
+from gpuscope._types import Floats
+from gpuscope.analysis.certainty import TAIL, interval, quantile_interval
 from gpuscope.analysis.confinement_analysis import confinement
-from gpuscope.analysis.effects import FEWEST, Effect
 from gpuscope.analysis.hazards_analysis import hazards
-from gpuscope.analysis.noise import TAIL, interval, quantile_interval
 from gpuscope.analysis.result import Result, Row, about_several
-from gpuscope.analysis.rounds import effect_of
+from gpuscope.comparing.effects import FEWEST, Effect
+from gpuscope.comparing.rounds import effect_of
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.judging.baseline import Baseline, differing, save
@@ -36,7 +37,7 @@ _PERCENTILES = {"_p50_": 0.5, "_p90_": 0.9, "_p99_": 0.99}
 
 
 @dataclass(frozen=True)
-class Kept:
+class JudgedLimit:
     """Whether a limit holds.
 
     Attributes
@@ -98,7 +99,7 @@ class CheckResult(Result):
         What is to be known.
     """
 
-    limits: tuple[Kept, ...]
+    limits: tuple[JudgedLimit, ...]
     unit: str
     rounds: int
     machine: Machine
@@ -247,29 +248,31 @@ def check(
 
 
 # -- judging ------------------------------------------------------------------------------
-def _judge(limit: Limit, setting: str, seen: Seen, stored: Baseline | None, judged: int) -> Kept:
+def _judge(
+    limit: Limit, setting: str, seen: Seen, stored: Baseline | None, judged: int
+) -> JudgedLimit:
     """Say whether a limit holds in a setting."""
     if limit.about is None:
         return _counted(limit, setting, seen)
-    values = seen.numbers.get(setting, {}).get((limit.workload, limit.column))
-    if not values:
+    gave, number = seen.numbers.get(setting), (limit.workload, limit.column)
+    if gave is None or number not in gave.whole:
         why = "it is not known of this trace"
         if "_p99_" in limit.column:
             why += ": a p99 needs 1,000 calls"
         elif limit.column in ("share_of_alone_on_whole_gpu", "gain"):
             why += ": alone_repeats = 0 measures nothing alone"
-        return Kept(setting, limit, "cannot tell", None, reason=why)
+        return JudgedLimit(setting, limit, "cannot tell", None, reason=why)
     if limit.worse is not None and stored is not None:
         return _against(limit, setting, seen, stored, judged)
-    value, parts = values[0], values[1:]
-    low, high = _ends(limit, setting, seen, value, parts)
+    value = gave.whole[number]
+    low, high = _ends(limit, setting, seen, value, gave.samples[number])
     inside = [_is_inside(limit, end) for end in (low, high)]
     if low is None or high is None:
         why = f"{FEWEST} {'processes' if seen.unit == 'process' else 'rounds'} tell how sure it is"
-        return Kept(setting, limit, "cannot tell", value, reason=why)
+        return JudgedLimit(setting, limit, "cannot tell", value, reason=why)
     verdict: Judged = "holds" if all(inside) else "cannot tell" if any(inside) else "violated"
     why = "the limit lies within its interval" if verdict == "cannot tell" else ""
-    return Kept(setting, limit, verdict, value, low, high, why)
+    return JudgedLimit(setting, limit, verdict, value, low, high, why)
 
 
 def _is_inside(limit: Limit, value: float | None) -> bool:
@@ -279,7 +282,7 @@ def _is_inside(limit: Limit, value: float | None) -> bool:
 
 
 def _ends(
-    limit: Limit, setting: str, seen: Seen, value: float, parts: Sequence[float]
+    limit: Limit, setting: str, seen: Seen, value: float, samples: Sequence[float] | Floats
 ) -> tuple[float | None, float | None]:
     """Return the interval of a number: by rounds or processes; of a percentile by its calls."""
     share = next((share for mark, share in _PERCENTILES.items() if mark in limit.column), None)
@@ -287,9 +290,9 @@ def _ends(
         ends = _of_calls(seen.traces[setting], limit.workload, share)
         if ends is not None:
             return ends
-    if len(parts) >= FEWEST:
-        low, high = interval([*parts], TAIL)
-        middle = float(np.mean(parts))
+    if len(samples) >= FEWEST:
+        low, high = interval([*samples], TAIL)
+        middle = float(np.mean(samples))
         return value + low - middle, value + high - middle
     return None, None
 
@@ -302,12 +305,12 @@ def _of_calls(trace: Trace, workload: str, share: float) -> tuple[float, float] 
     return (low, high) if math.isfinite(high - low) else None
 
 
-def _against(limit: Limit, setting: str, seen: Seen, stored: Baseline, judged: int) -> Kept:
+def _against(limit: Limit, setting: str, seen: Seen, stored: Baseline, judged: int) -> JudgedLimit:
     """Compare a number with a baseline's."""
     before, after = stored.measured(setting, limit), seen.measured(setting)
     if not before.whole:
         why = "the baseline does not have it: make it anew"
-        return Kept(setting, limit, "cannot tell", None, reason=why)
+        return JudgedLimit(setting, limit, "cannot tell", None, reason=why)
     together = seen.judged(setting)
     change = effect_of(
         (limit.workload, limit.column),
@@ -323,7 +326,9 @@ def _against(limit: Limit, setting: str, seen: Seen, stored: Baseline, judged: i
         why = f"{FEWEST} rounds or processes of each tell how sure it is"
         if len(before.samples.get((limit.workload, limit.column), ())) < FEWEST:
             why += ", and the baseline has fewer: make it anew"
-        return Kept(setting, limit, "cannot tell", sign * change.change, reason=why, effect=change)
+        return JudgedLimit(
+            setting, limit, "cannot tell", sign * change.change, reason=why, effect=change
+        )
     verdict: Judged = "holds"
     if worse[0] > allowed:
         verdict = "violated"
@@ -331,14 +336,14 @@ def _against(limit: Limit, setting: str, seen: Seen, stored: Baseline, judged: i
         verdict = "cannot tell"
     why = "the limit lies within its interval" if verdict == "cannot tell" else ""
     low, high = worse
-    return Kept(setting, limit, verdict, sign * change.change, low, high, why, effect=change)
+    return JudgedLimit(setting, limit, verdict, sign * change.change, low, high, why, effect=change)
 
 
-def _counted(limit: Limit, setting: str, seen: Seen) -> Kept:
+def _counted(limit: Limit, setting: str, seen: Seen) -> JudgedLimit:
     """Count what is to be seldom or never."""
     trace = seen.traces.get(setting)
     if trace is None:
-        return Kept(setting, limit, "cannot tell", None, reason="there is no such setting")
+        return JudgedLimit(setting, limit, "cannot tell", None, reason="there is no such setting")
     spans: tuple[int, ...] = ()
     try:
         if limit.column == "escapes":
@@ -349,16 +354,16 @@ def _counted(limit: Limit, setting: str, seen: Seen) -> Kept:
             missing = searched.facts.undecided
             if missing and number <= limit.value:
                 why = f"{missing:,} accesses are undecided"
-                return Kept(setting, limit, "cannot tell", number, number, number, why)
+                return JudgedLimit(setting, limit, "cannot tell", number, number, number, why)
         else:
             number, spans = _on_default_stream(trace)
     except MissingEvidence as error:
-        return Kept(setting, limit, "cannot tell", None, reason=str(error))
+        return JudgedLimit(setting, limit, "cannot tell", None, reason=str(error))
     verdict: Judged = "holds" if number <= limit.value else "violated"
     if verdict == "holds" and trace.metadata.missing:
         why = f"rows are missing: {trace.metadata.missing}"
-        return Kept(setting, limit, "cannot tell", number, number, number, why, spans)
-    return Kept(setting, limit, verdict, number, number, number, "", spans)
+        return JudgedLimit(setting, limit, "cannot tell", number, number, number, why, spans)
+    return JudgedLimit(setting, limit, verdict, number, number, number, "", spans)
 
 
 def _escapes(trace: Trace) -> tuple[int, tuple[int, ...]]:

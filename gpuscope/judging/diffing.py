@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpuscope._checks import SeveralOf, count, door, given
+from gpuscope.comparing.diff_result import DiffResult, judged, of_traces
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.experiment import Experiment, as_experiment
 from gpuscope.judging import sides
-from gpuscope.judging.diff_result import DiffResult, judged, of_traces
 from gpuscope.judging.programs import Command, ProgramSide, checked_out
 from gpuscope.judging.sides import Side
 from gpuscope.judging.targets import Given, target_of

@@ -5,22 +5,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
 from gpuscope._columns import COMPARED, TOGETHER
 from gpuscope._text import clean
 from gpuscope.analysis.idle_analysis import idle_causes
-from gpuscope.analysis.rounds import MeasuredTrace, measured, windows_of
 from gpuscope.analysis.settings import of_slowest_rank, settings_table
+from gpuscope.comparing.rounds import (
+    MeasuredTrace,
+    Number,
+    Values,
+    measured,
+    values_of_program,
+    windows_of,
+)
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.execution import run
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.judging.budget import Limit
 from gpuscope.judging.machine import Machine, machine_of
-from gpuscope.judging.programs import Command, ProgramSide, recorded_runs, values_of_program
+from gpuscope.judging.programs import Command, ProgramSide, recorded_runs
 from gpuscope.judging.sides import device_of
 from gpuscope.judging.targets import target_of
 from gpuscope.trace.columns import rows_of
@@ -29,8 +35,6 @@ from gpuscope.trace.schema import GPU_WORK
 
 ROUNDS, PROCESSES = 5, 5
 """Rounds, or processes, that tell how sure a number is."""
-Numbers: TypeAlias = dict[tuple[str, str], list[float]]
-"""Workload and column → the number of all, then of each round or process."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +46,13 @@ class Seen:
     traces
         Setting → trace.
     numbers
-        Setting → numbers of each round or process.
+        Setting → what it gave, all columns, and each round or process.
     searched
         Setting → a trace in which hazards were looked for.
     """
 
     traces: Mapping[str, Trace]
-    numbers: Mapping[str, Numbers]
+    numbers: Mapping[str, MeasuredTrace]
     searched: Mapping[str, Trace]
     unit: str
     rounds: int
@@ -104,7 +108,7 @@ class Seen:
                 name: Trace.concat([by_setting[name] for by_setting in runs]) for name in runs[0]
             }
             numbers = {
-                name: _joined([_numbers(by_setting[name]) for by_setting in runs])
+                name: _joined([_values_of(by_setting[name]) for by_setting in runs])
                 for name in runs[0]
             }
             each_run = [trace for by_setting in runs for trace in by_setting.values()]
@@ -144,10 +148,7 @@ class Seen:
             gave = measured(self.traces[setting])
             if gave.unit == "part":
                 return gave
-        numbers = self.numbers[setting]
-        whole = {number: values[0] for number, values in numbers.items()}
-        samples = {number: values[1:] for number, values in numbers.items()}
-        return MeasuredTrace(whole, samples, "process" if self.unit == "process" else "round")
+        return self.numbers[setting]
 
     def judged(self, setting: str) -> int:
         """Return how many numbers a comparison of the setting with another judges together."""
@@ -166,8 +167,8 @@ class Seen:
             return [*self.numbers]
         has = [
             name
-            for name, numbers in self.numbers.items()
-            if any(workload == limit.workload for workload, _ in numbers)
+            for name, gave in self.numbers.items()
+            if any(workload == limit.workload for workload, _ in gave.whole)
         ]
         return has or [*self.numbers][:1]
 
@@ -188,41 +189,42 @@ def _check_names(experiment: Experiment, limits: Sequence[Limit]) -> None:
             )
 
 
-def _by_rounds(traces: Mapping[str, Trace]) -> tuple[dict[str, Numbers], int]:
-    """Return the numbers of a run: first of all of it, then of its rounds."""
+def _by_rounds(traces: Mapping[str, Trace]) -> tuple[dict[str, MeasuredTrace], int]:
+    """Return what the settings of a run and their rounds gave, and how many rounds there are."""
     numbers, several = {}, 0
     for name, trace in traces.items():
-        whole = {key: [value] for key, (value,) in _numbers(trace).items()}
-        parts = [_numbers(part) for part in windows_of(trace)]
-        for key, values in whole.items():
-            values += [part[key][0] for part in parts if key in part]
-        numbers[name], several = whole, max(several, len(parts))
+        whole = _values_of(trace)
+        rounds = [_values_of(part) for part in windows_of(trace)]
+        samples = {key: [values[key] for values in rounds if key in values] for key in whole}
+        numbers[name] = MeasuredTrace(whole, samples, "round")
+        several = max(several, len(rounds))
     return numbers, several
 
 
-def _joined(several: Sequence[Numbers]) -> Numbers:
-    """Return the means of processes first, then the number of each."""
-    keys = [key for key in several[0] if all(key in numbers for numbers in several)]
-    values = {key: [numbers[key][0] for numbers in several] for key in keys}
-    return {key: [float(np.mean(samples)), *samples] for key, samples in values.items()}
+def _joined(processes: Sequence[Values]) -> MeasuredTrace:
+    """Return the means of processes, and the number of each."""
+    keys = [key for key in processes[0] if all(key in values for values in processes)]
+    samples = {key: [values[key] for values in processes] for key in keys}
+    whole = {key: float(np.mean(values)) for key, values in samples.items()}
+    return MeasuredTrace(whole, samples, "process")
 
 
-def _numbers(trace: Trace) -> Numbers:
+def _values_of(trace: Trace) -> dict[Number, float]:
     """Return the numbers of a trace of an experiment; of any other, as those of a program."""
     if not (trace.metadata.experiment or {}).get("workloads"):
         return _of_program(trace)
-    numbers: Numbers = {}
+    values: dict[Number, float] = {}
     for row in of_slowest_rank(settings_table({"": trace}).to_pylist()):
         for key, column in COMPARED.items():
             if column.kind == "number" and row[key] is not None:
-                numbers["" if key in TOGETHER else row["workload"], key] = [float(row[key])]
+                values["" if key in TOGETHER else row["workload"], key] = float(row[key])
     windows = trace.metadata.windows_ns
     if windows and len(rows_of(trace, *GPU_WORK)):
         idle = idle_causes(trace, (windows[0][0], windows[-1][1]))
         lasted_ns = sum(high - low for low, high in windows) * max(idle.devices, 1)
-        numbers["", "idle_share"] = [idle.idle_ns / max(lasted_ns, 1)]
-    return numbers
+        values["", "idle_share"] = idle.idle_ns / max(lasted_ns, 1)
+    return values
 
 
-def _of_program(trace: Trace) -> Numbers:
-    return {("", column): [value] for (_, column), value in values_of_program(trace).items()}
+def _of_program(trace: Trace) -> dict[Number, float]:
+    return {("", column): value for (_, column), value in values_of_program(trace).items()}

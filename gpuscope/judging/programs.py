@@ -17,20 +17,15 @@ from pathlib import Path
 from gpuscope import _child, _interrupts
 from gpuscope._checks import SeveralOf, door
 from gpuscope._text import clean, shortened
-from gpuscope.analysis.idle_analysis import idle_causes
-from gpuscope.analysis.split_sides import of_program
-from gpuscope.analysis.steps_analysis import steps
+from gpuscope.comparing.rounds import values_of_program
+from gpuscope.comparing.turns import Round, conditions_of
 from gpuscope.device.cuda.health import processes_by_uuid
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.experiments.experiment import Experiment
-from gpuscope.judging.conditions import conditions_of
-from gpuscope.judging.sides import Round
 from gpuscope.trace.folder import load_run
 from gpuscope.trace.model import Trace
 from gpuscope.trace.store import read_parquet
 
-PROGRAM = "the program"
-"""What stands for a workload where a program is measured."""
 _COMMAND_LINE = "gpuscope.cli:main"
 _LAST = 2_000
 """Characters of a program's errors that are told."""
@@ -126,15 +121,6 @@ class ProgramSide:
         if self.command.interpreter == sys.executable:
             return _child.command(_COMMAND_LINE)
         return [self.command.interpreter, "-P", "-m", "gpuscope.cli"]  # of its own packages
-
-
-def values_of_program(trace: Trace) -> dict[tuple[str, str], float]:
-    """Return the mean time of a program's step, its steady time, and the share of idle time."""
-    idle, program_steps, whole = idle_causes(trace), steps(trace), of_program(trace)
-    span_ns = max(idle.window_ns[1] - idle.window_ns[0], 1) * idle.devices
-    values = {(PROGRAM, "step_ms"): whole.ns / 1e6} if program_steps.steady else {}
-    values[PROGRAM, "steady_ms"] = whole.ns * whole.units / 1e6
-    return {**values, (PROGRAM, "idle_share"): idle.idle_ns / span_ns}
 
 
 def recorded_runs(experiment: Experiment, device: str, number: int) -> list[dict[str, Trace]]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from gpuscope._text import clean
-from gpuscope.analysis.rounds import Values, values_of
+from gpuscope.comparing.rounds import values_of
+from gpuscope.comparing.turns import Round, conditions_of
 from gpuscope.device.cuda.health import processes_by_uuid
 from gpuscope.device.device import Device
 from gpuscope.device.select import open_device
@@ -17,20 +17,10 @@ from gpuscope.experiments.execution import devices_of, run
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.experiments.runner import Runner
 from gpuscope.experiments.setting import ResolvedSetting
-from gpuscope.judging.conditions import Conditions, conditions_of
 from gpuscope.trace.model import Trace
 
 _APART_NS = 10**12
 """Between the clocks of simulated rounds, so that they follow each other in one trace."""
-
-
-@dataclass(frozen=True)
-class Round:
-    """What one round, or one process, gave."""
-
-    values: Values
-    trace: Trace = field(repr=False)
-    conditions: Conditions = field(default_factory=Conditions)
 
 
 class Side(Protocol):

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 
 from gpuscope._tables import Rows
 from gpuscope._text import clean
-from gpuscope.analyses.comparing import CompareResult
-from gpuscope.analysis.effects import FEWEST, Effect
 from gpuscope.analysis.result import Row
-from gpuscope.judging.checking import CheckResult, Kept
-from gpuscope.judging.diff_result import DiffResult
+from gpuscope.comparing.diff_result import DiffResult
+from gpuscope.comparing.effects import FEWEST, Effect
+from gpuscope.comparing.pair import CompareResult
+from gpuscope.comparing.split import shown
+from gpuscope.judging.checking import CheckResult, JudgedLimit
 from gpuscope.judging.verdict import (
     Judged,
     Rounds,
@@ -23,7 +24,6 @@ from gpuscope.judging.verdict import (
 )
 from gpuscope.telling.finding import FindingsResult, Shown
 from gpuscope.telling.media import unmarked
-from gpuscope.telling.of_split import shown
 
 _ROWS = 12
 """Of a table in Markdown."""
@@ -95,7 +95,7 @@ def of_check(result: CheckResult, again: str = "") -> Verdict:
     return of_limit(result, result.limits[0], result.headline, again)
 
 
-def of_limit(result: CheckResult, kept: Kept, reason: str = "", again: str = "") -> Verdict:
+def of_limit(result: CheckResult, kept: JudgedLimit, reason: str = "", again: str = "") -> Verdict:
     """Return the verdict on one limit of a budget."""
     limit, effect = kept.limit, kept.effect
     relative = limit.worse is not None

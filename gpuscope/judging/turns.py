@@ -1,69 +1,19 @@
-"""Rounds of two sides in turns, ABBA; in one process after A has been measured against itself."""
+"""Measuring two sides in turns, ABBA; in one process after A has been measured against itself."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from statistics import median
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from gpuscope import _interrupts
+from gpuscope.comparing.turns import Round, RoundPairs, Turns, differ, usual_spread
 from gpuscope.errors import NothingRecorded
-from gpuscope.judging.conditions import differ, usual_spread
-from gpuscope.judging.sides import Round, Side
+from gpuscope.judging.sides import Side
 
-Pairs: TypeAlias = list[tuple[Round, Round]]
 Tell: TypeAlias = Callable[[str, int, int], None]
 """Called with what is measured, and how many rounds are done of how many."""
-
-
-@dataclass(frozen=True)
-class Turns:
-    """What was measured.
-
-    Attributes
-    ----------
-    unit
-        What a round is: ``"round"``, ``"process"``, or ``"saved round"``.
-    pairs
-        A round of A beside one of B.
-    control
-        Rounds of A beside others of A, in turns as well.
-    measured
-        The pairs with those that were left out.
-    left_out
-        Of pairs whose conditions differed: in what.
-    are_pairs
-        Whether the rounds of a pair have something in common: they are neighbours or, where they
-        are simulated, draw the same.
-    stopped
-        Whether it ended early.
-    """
-
-    unit: str
-    pairs: Pairs = field(repr=False)
-    control: Pairs = field(repr=False)
-    measured: Pairs = field(repr=False)
-    left_out: tuple[str, ...] = ()
-    are_pairs: bool = True
-    stopped: bool = False
-
-    def clocks_mhz(self) -> tuple[float | None, float | None]:
-        """Return the median SM clock of either side."""
-        sides = []
-        for at in (0, 1):
-            clocks = [pair[at].conditions.sm_clock_mhz for pair in self.pairs]
-            readings = [clock for clock in clocks if clock is not None]
-            sides.append(median(readings) if readings else None)
-        return sides[0], sides[1]
-
-    @property
-    def others(self) -> int:
-        """How many other processes had a context on the GPU, at most."""
-        every = [side.conditions.others for pair in self.pairs for side in pair]
-        return max(every, default=0)
 
 
 def in_turns(
@@ -79,7 +29,7 @@ def in_turns(
     Parameters
     ----------
     rounds, control
-        Pairs of rounds.
+        RoundPairs of rounds.
     stop
         Ends it early; what was measured counts.
 
@@ -101,8 +51,8 @@ def in_turns(
             done += 1
         return (rounds[0], rounds[1]) if number % 2 == 0 else (rounds[1], rounds[0])
 
-    of_a: Pairs = []
-    pairs: Pairs = []
+    of_a: RoundPairs = []
+    pairs: RoundPairs = []
     with _until_interrupted(stop):
         for number in range(control):
             if stop.is_set():
@@ -131,11 +81,3 @@ def _until_interrupted(stop: threading.Event) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         stop.set()
-
-
-def numbers(pairs: Sequence[tuple[Round, Round]]) -> list[tuple[str, str]]:
-    """Return the workloads and columns that all rounds have."""
-    if not pairs:
-        return []
-    first = pairs[0][0].values
-    return [key for key in first if all(key in side.values for pair in pairs for side in pair)]

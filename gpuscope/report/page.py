@@ -22,7 +22,7 @@ from gpuscope.analyses.declared import AnalysisFailed
 from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.result import Result
 from gpuscope.analysis.settings import SweepResult
-from gpuscope.analysis.tuning_analysis import Tuning
+from gpuscope.comparing.tunings import Tuning
 from gpuscope.errors import GpuscopeError, MissingEvidence
 from gpuscope.telling.media import unbroken
 from gpuscope.timeline import style

@@ -11,14 +11,15 @@ from gpuscope._columns import COMPARED, TOGETHER, is_of_requests, readable
 from gpuscope._text import safe
 from gpuscope.analyses import findings_by_setting, known_analyses
 from gpuscope.analyses.builtin import latencies_of
-from gpuscope.analyses.comparing import CompareResult, check, compare
-from gpuscope.analysis.forecasts import RECORDED, forecasts_in
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import background_of, driven_by_requests, of_slowest_rank
-from gpuscope.analysis.split_analysis import SplitResult
+from gpuscope.comparing.compare import check, compare
+from gpuscope.comparing.forecasts import RECORDED, forecasts_in
+from gpuscope.comparing.of_run import compared, sentence, variants
+from gpuscope.comparing.pair import CompareResult
+from gpuscope.comparing.split import SplitResult
 from gpuscope.report import page
-from gpuscope.telling.comparison import compared, sentence, variants
 from gpuscope.telling.described import describe_settings, describe_workload
 from gpuscope.telling.finding import Finding
 from gpuscope.telling.media import to_html, unbroken

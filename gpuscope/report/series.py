@@ -9,13 +9,13 @@ from gpuscope import figures
 from gpuscope._checks import door
 from gpuscope.analysis.interference_analysis import InterferenceResult
 from gpuscope.analysis.settings import SweepResult
-from gpuscope.analysis.tuning_analysis import Tuning
+from gpuscope.comparing.choice import swept
+from gpuscope.comparing.tunings import Tuning, tuned_words
 from gpuscope.errors import MissingEvidence
 from gpuscope.report import page
 from gpuscope.telling.described import describe_workload
 from gpuscope.telling.media import to_html, unbroken
-from gpuscope.telling.of_series import interfered, swept
-from gpuscope.telling.of_tuning import tuned_words
+from gpuscope.telling.of_interference import interfered
 
 
 @door(result=SweepResult, path=(str, Path))

@@ -15,7 +15,7 @@ from gpuscope.trace.run import Run
 
 STOPPED = "stopped early: fewer calls than planned"
 """The error of a point whose run was."""
-_OF_POINTS = {"gpu": pa.string(), "error": pa.string(), **HIDDEN}
+_OF_POINTS = "gpu", "error", "number", "provenance"
 """Columns that all rows of a point have alike."""
 
 
@@ -57,7 +57,7 @@ class MeasuredPoint(msgspec.Struct, frozen=True, omit_defaults=True):
 
     number: int
     state: Literal["measured", "refused", "stopped", "lost"]
-    rows: list[dict[str, Value | None]]
+    rows: list[dict[str, Value | dict[str, list[float]] | None]]
     gpu: str | None = None
     error: str | None = None
     provenance: str | None = None
@@ -104,7 +104,8 @@ def point_of(
 def schema_of(facts: SweepFacts) -> pa.Schema:
     """Return the columns of all points."""
     types = {name: _type(facts["parameters"][name]) for name in facts["order"]}
-    return pa.schema({**types, **COLUMNS, **_OF_POINTS}.items())
+    texts = {"gpu": pa.string(), "error": pa.string()}
+    return pa.schema({**types, **COLUMNS, **texts, **HIDDEN}.items())
 
 
 def _type(values: Sequence[Value]) -> pa.DataType:
@@ -146,8 +147,8 @@ class SavedPoints:
         columns = schema_of(facts)
         of_rows = [column for column in columns if column.name not in _OF_POINTS]
         rows = pa.array([row for point in ordered for row in point.rows], pa.struct(of_rows))
-        same = [
-            pa.array([getattr(point, name) for point in whose], kind)
-            for name, kind in _OF_POINTS.items()
-        ]
-        self.table = pa.Table.from_arrays([*rows.flatten(), *same], schema=columns)
+        arrays = dict(zip((column.name for column in of_rows), rows.flatten(), strict=True))
+        for name in _OF_POINTS:
+            values = [getattr(point, name) for point in whose]
+            arrays[name] = pa.array(values, columns.field(name).type)
+        self.table = pa.table(arrays).select(columns.names)

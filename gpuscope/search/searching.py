@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 
 from gpuscope._columns import OF_ENERGY
-from gpuscope.analysis.outlook import Outlook
-from gpuscope.analysis.race import FEWEST, Goal, Race, Samples, Values
-from gpuscope.analysis.tuning_analysis import TunedSetting
+from gpuscope.comparing.effects import FEWEST
+from gpuscope.comparing.outlook import Outlook
+from gpuscope.comparing.race import Goal, Race, Samples, Values
+from gpuscope.comparing.tunings import TunedSetting
 from gpuscope.device.device import Device
 from gpuscope.errors import (
     GpuscopeError,
@@ -243,7 +244,7 @@ class Search:
             value = rows.get(goal.workload, {}).get(goal.column)
             if goal.is_of_sms:
                 value = self.sms[number]
-            if value is not None:
+            if isinstance(value, int | float):
                 values[goal.name] = float(value)
             elif goal in needed:
                 raise MissingEvidence(

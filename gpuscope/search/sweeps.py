@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import partial
 from pathlib import Path
@@ -16,6 +16,7 @@ from msgspec import structs
 
 from gpuscope._checks import door, given
 from gpuscope.analysis.settings import Speed, SweepResult
+from gpuscope.comparing.rounds import measured
 from gpuscope.device.device import Device
 from gpuscope.errors import (
     GpuscopeError,
@@ -27,10 +28,11 @@ from gpuscope.errors import (
 from gpuscope.experiments.experiment import Description, Experiment, as_experiment
 from gpuscope.experiments.runner import Viewer
 from gpuscope.search.candidates import due
-from gpuscope.search.grid import Varied, checked, labelled, points_of
+from gpuscope.search.grid import Point, Value, Varied, checked, labelled, points_of
 from gpuscope.search.point_table import PointTable, saved
 from gpuscope.search.points import MeasuredPoint, SavedPoints, point_of
 from gpuscope.search.series import Plan, Series, as_far_as_measured, place_of
+from gpuscope.trace.run import Run
 
 _PREFIX, _REFERENCE = "point", "reference"
 _ATTEMPTS = 3
@@ -131,25 +133,25 @@ def sweep(
         described = as_experiment(experiment)
         plans = {
             number: Plan(
-                planned, labelled(points[number]), partial(point_of, number, points[number], of=of)
+                planned, labelled(points[number]), partial(_point_of, number, points[number], of=of)
             )
             for number, (planned, of) in enumerate(due(described, points, runs_on.layout))
         }
         same = runs_on.info if measured_on is None else None
-        measured = PointTable(_PREFIX, described, values, same, path, reference=measured_on)
+        table = PointTable(_PREFIX, described, values, same, path, reference=measured_on)
         references = _References(measured_on, path)
-        _check_inside(measured.finished, len(points), path)
+        _check_inside(table.finished, len(points), path)
         wanted = range(len(points))[part]
-        todo = [number for number in wanted if number not in measured.finished]
+        todo = [number for number in wanted if number not in table.finished]
 
         def keep(number: int, made: MeasuredPoint | GpuscopeError) -> None:
             if number < 0:
                 references.add(made)
             elif isinstance(made, MeasuredPoint):
                 references.counts[made.gpu] += 0
-                measured.add(made)
+                table.add(made)
             elif isinstance(made, InvalidPartition | WorkerLost):
-                measured.add(point_of(number, points[number], made))
+                table.add(point_of(number, points[number], made))
             else:
                 raise made
 
@@ -166,7 +168,7 @@ def sweep(
 
         def result() -> SweepResult:
             series.settle()
-            saved_points = measured.all()
+            saved_points = table.all()
             if not saved_points.by_number:
                 raise NothingRecorded(
                     "the sweep was stopped before anything was recorded: run it again"
@@ -174,6 +176,30 @@ def sweep(
             return _result(saved_points, wanted, references.speeds())
 
         return as_far_as_measured(measure, result)
+
+
+def _point_of(
+    number: int,
+    point: Point,
+    made: Run,
+    gpu: str,
+    *,
+    of: Mapping[str, Mapping[str, Value | None]],
+) -> MeasuredPoint:
+    """Return what came of a point, each row with what its rounds, or parts of its calls, gave."""
+    gave = {setting: measured(trace) for setting, trace in made.items()}
+    measured_point = point_of(number, point, made, gpu, of=of)
+    for row in measured_point.rows if len(made.comparison) else ():
+        of_setting = gave[str(row["setting"])]
+        row["unit"] = of_setting.unit
+        row["samples"] = {
+            column: [
+                float(sample) / (of_setting.whole[workload, column] or 1.0) for sample in of_number
+            ]
+            for (workload, column), of_number in of_setting.samples.items()
+            if workload == row["workload"]
+        }
+    return measured_point
 
 
 def _part(shard: str | None, path: str | Path | None) -> slice:

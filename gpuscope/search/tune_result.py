@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 from gpuscope._checks import door
 from gpuscope._text import clean
-from gpuscope.analysis.tuning_analysis import Tuning
-from gpuscope.figures.choice_figure import tuning as tuning_figure
+from gpuscope.comparing.choice_figure import tuning as tuning_figure
+from gpuscope.comparing.tunings import TunedWords, Tuning, tuned_words
 from gpuscope.search.tuned_code import write_tuning
-from gpuscope.telling.of_tuning import TunedWords, tuned_words
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -10,12 +10,11 @@ from pathlib import Path
 from gpuscope._checks import given, require_kind
 from gpuscope._files import write_text
 from gpuscope._text import clean
-from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
+from gpuscope.comparing.tunings import TunedSetting, Tuning, ties, tuned_words
 from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.carving_code import carving_code
 from gpuscope.experiments.setting import StreamSpec
 from gpuscope.report.series import tune_report
-from gpuscope.telling.of_tuning import ties, tuned_words
 
 PREFILL, DECODE = "prefill", "decode"
 """Partitions that SGLang knows."""

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from gpuscope._checks import door, given
 from gpuscope._columns import JOULES
-from gpuscope.analysis.race import FEWEST, FEWEST_SMS, Goal
+from gpuscope.comparing.effects import FEWEST
+from gpuscope.comparing.race import FEWEST_SMS, Goal
 from gpuscope.device.device import Device
 from gpuscope.errors import InvalidArgument
 from gpuscope.experiments.execution import opened

@@ -4,9 +4,9 @@ Findings are data. Their words are made in :mod:`gpuscope.telling.rules`, and wr
 in :mod:`gpuscope.telling.media`; nothing else builds a sentence about a result, or reads one.
 """
 
-from gpuscope import _lazy
-from gpuscope.telling.comparison import compared as compared
-from gpuscope.telling.comparison import outcome as outcome
+from typing import TYPE_CHECKING
+
+from gpuscope._lazy import public
 from gpuscope.telling.described import describe_settings as describe_settings
 from gpuscope.telling.explanation import Explanation as Explanation
 from gpuscope.telling.explanation import explain as explain
@@ -20,14 +20,15 @@ from gpuscope.telling.media import to_json as to_json
 from gpuscope.telling.media import to_markdown as to_markdown
 from gpuscope.telling.media import to_text as to_text
 from gpuscope.telling.of_trace import confinement_verdict as confinement_verdict
-from gpuscope.telling.of_tuning import TunedWords as TunedWords
-from gpuscope.telling.of_tuning import tuned as tuned
 from gpuscope.telling.rules import RULES as RULES
 from gpuscope.telling.rules import Rule as Rule
 
-_HOMES = {
-    "findings": "gpuscope.analyses.registry",
-    "findings_by_setting": "gpuscope.analyses.registry",
-}
-"""What is made of the declarations of all analyses, which name findings of this room."""
-__getattr__, __dir__, _ = _lazy.public(__name__, _HOMES)
+if TYPE_CHECKING:  # what stands on this room
+    from gpuscope.analyses.registry import findings as findings
+    from gpuscope.analyses.registry import findings_by_setting as findings_by_setting
+    from gpuscope.comparing.of_run import compared as compared
+    from gpuscope.comparing.of_run import outcome as outcome
+    from gpuscope.comparing.tunings import TunedWords as TunedWords
+    from gpuscope.comparing.tunings import tuned as tuned
+
+__getattr__, __dir__, _ = public(__name__)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from gpuscope._text import UNITS_NS, duration, format_value, percent, shown
-from gpuscope.analysis.effects import Effect
 from gpuscope.analysis.result import Result, Row
 from gpuscope.errors import NotFound
 from gpuscope.telling.rules import RULES, fill, names_listed
@@ -65,12 +63,6 @@ class Quantity:
 def counts(**numbers: float) -> tuple[Quantity, ...]:
     """Return named numbers without a unit."""
     return tuple(Quantity(name, number) for name, number in numbers.items())
-
-
-def change_of(effect: Effect) -> Quantity:
-    """Return by how much a number changed, with the ends of its interval that are known."""
-    low, high = (end if math.isfinite(end) else None for end in (effect.low, effect.high))
-    return Quantity("by", effect.change, "±%", low, high)
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ import numpy as np
 
 from gpuscope._tables import Html
 from gpuscope._text import duration
-from gpuscope.analyses.comparing import CompareResult, compare
-from gpuscope.analysis.effects import Effect
-from gpuscope.analysis.pairing import Pairs
 from gpuscope.analysis.part import PartKind
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.trace_parts import parts_by_cause
+from gpuscope.comparing.compare import compare
+from gpuscope.comparing.effects import Effect
+from gpuscope.comparing.figure import difference_look
+from gpuscope.comparing.lanes import part_colour
+from gpuscope.comparing.pair import CompareResult
+from gpuscope.comparing.pairing import Pairs
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures.compare_figure import difference_look
-from gpuscope.figures.compare_lanes import part_colour
 from gpuscope.figures.latency_figure import slower
 from gpuscope.telling.explanation import in_words
 from gpuscope.telling.media import rich
@@ -91,7 +92,7 @@ def _changed(changes: Sequence[str]) -> str:
 
 def _pictures(result: CompareResult) -> str:
     workload = str(result.findings[0].subject["workload"])
-    above, beside = "", [html.table([*_rows(result.differences)])]
+    above, beside = "", [html.table([*_rows(result)])]
     if (pairs := result.pairs.get(workload)) is not None:
         colours = style.colours_of(each.workload for each in result.differences)
         above = _call(result, workload, pairs, colours)
@@ -130,21 +131,12 @@ def _part(kind: PartKind, colour: str, share: float, words: str) -> str:
 
 
 # -- numbers ------------------------------------------------------------------------------
-def _rows(differences: Sequence[Effect]) -> Iterator[Row]:
-    """Yield of each number its value in both, and its change with the interval of 95 %."""
-    ends = [end for each in differences for end in (each.low, each.high, each.change)]
+def _rows(result: CompareResult) -> Iterator[Row]:
+    """Yield the rows of a comparison, each with a picture of its interval."""
+    ends = [end for each in result.differences for end in (each.low, each.high, each.change)]
     reach = max((abs(end) for end in ends if np.isfinite(end)), default=0) or 1
-    for each in differences:
-        row = {"of": each.workload, "what": each.about.title}
-        row |= {"A": each.about.text(each.before), "B": each.about.text(each.after)}
-        words = f"{100 * each.change:+.3g} %" if each.before else "–"
-        if each.is_seen:
-            words += " ▲ better" if each.is_better else " ▼ worse"
-        elif np.isinf(each.low):
-            words += " too few calls"
-        else:
-            words += " no difference seen"
-        yield {**row, "change": Html(f"{_interval(each, reach)} {html.text(words)}")}
+    for row, effect in zip(result.rows(), result.differences, strict=True):
+        yield {**row, "95 % interval": Html(_interval(effect, reach))}
 
 
 def _interval(each: Effect, reach: float) -> str:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from gpuscope._checks import IN_ANY_ORDER, SeveralOf, closest, door, given, require_kind
-from gpuscope.analysis.forecasts import FORECAST, HIGH, LOW, RECORDED, UNCHANGED
 from gpuscope.analysis.settings import settings_table
+from gpuscope.comparing.forecasts import FORECAST, HIGH, LOW, RECORDED, UNCHANGED
 from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.errors import InvalidArgument
 from gpuscope.simulator.forecast.alone import fit_alone

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gpuscope as gs
-from gpuscope.analysis.rounds import windows_of
+from gpuscope.comparing.rounds import windows_of
 from gpuscope.errors import MissingEvidence
 from gpuscope.timeline.text import stated
 from gpuscope.trace import Trace

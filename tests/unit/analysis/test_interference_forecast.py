@@ -13,7 +13,7 @@ import pytest
 from gpuscope import figures
 from gpuscope.analysis.interference_analysis import Interference, InterferenceResult
 from gpuscope.analysis.interference_forecast import forecast_cells
-from gpuscope.telling.of_series import interfered
+from gpuscope.telling.of_interference import interfered
 
 SENSITIVITY = {"a": 0.5, "b": 1.0, "c": 2.0, "d": 1.5, "e": 0.25}
 PRESSURE = {"a": 0.3, "b": 0.1, "c": 0.2, "d": 0.05, "e": 0.4}

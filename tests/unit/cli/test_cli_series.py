@@ -13,8 +13,8 @@ from kept_points import kept_points
 import gpuscope as gs
 from gpuscope import cli
 from gpuscope.cli import series
+from gpuscope.comparing.choice import swept
 from gpuscope.search import scale_out
-from gpuscope.telling.of_series import swept
 
 EXPERIMENT = {
     "name": "trial",

@@ -15,9 +15,9 @@ from gpuscope import cli
 from gpuscope.analyses import findings, known_analyses
 from gpuscope.analysis.result import Result
 from gpuscope.cli.screen import LINES, Screen
+from gpuscope.comparing.choice import swept
 from gpuscope.formats.reading import load_trace
 from gpuscope.telling import Finding, to_text
-from gpuscope.telling.of_series import swept
 
 ROOT = Path(gs.__file__).parents[1]
 DATA = ROOT / "tests" / "data"

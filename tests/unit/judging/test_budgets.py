@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from judging_programs import ONE, PROGRAM, changed
 
 import gpuscope as gs
+from gpuscope.comparing.rounds import MeasuredTrace
 from gpuscope.errors import GpuscopeError, InvalidArgument
 from gpuscope.judging import Budget, check
 from gpuscope.judging.machine import Machine
@@ -338,16 +339,20 @@ def test_what_is_no_baseline_says_so(gpu, tmp_path, text, told):
 def test_processes_are_compared_with_a_baseline_by_their_spread(gpu, monkeypatch, tmp_path):
     (tmp_path / "b.toml").write_text(RELATIVE, "utf-8")
     run = gs.run({**ONE, "rounds": 3, "alone_repeats": 0}, gpu)
-    values = {("w", "latency_p50_us"): [100.0, 99.0, 100.0, 101.0, 100.5, 99.5],
-              ("load", "calls_per_s"): [1000.0, 990.0, 1000.0, 1010.0, 1005.0, 995.0]}  # fmt: skip
-    seen = Seen(dict(run), {"default": values}, {}, "process", 5, Machine("H100", 132))
+    samples = {("w", "latency_p50_us"): [99.0, 100.0, 101.0, 100.5, 99.5],
+               ("load", "calls_per_s"): [990.0, 1000.0, 1010.0, 1005.0, 995.0]}  # fmt: skip
+    whole = {("w", "latency_p50_us"): 100.0, ("load", "calls_per_s"): 1000.0}
+    gave = MeasuredTrace(whole, samples, "process")
+    seen = Seen(dict(run), {"default": gave}, {}, "process", 5, Machine("H100", 132))
     monkeypatch.setattr("gpuscope.trace.model.Trace.is_simulated", property(lambda _: False))
     monkeypatch.setattr(Seen, "of", classmethod(lambda cls, *_: seen))
     check(ONE, tmp_path / "b.toml", save_baseline=tmp_path / "base.json")
     assert check(ONE, tmp_path / "b.toml").verdict == "holds"
-    values["w", "latency_p50_us"] = [each * 1.2 for each in values["w", "latency_p50_us"]]
+    whole["w", "latency_p50_us"] = 120.0
+    samples["w", "latency_p50_us"] = [1.2 * value for value in samples["w", "latency_p50_us"]]
     assert check(ONE, tmp_path / "b.toml").limits[0].verdict == "violated"
-    values["w", "latency_p50_us"] = [105.0, 95.0, 105.0, 110.0, 100.0, 115.0]
+    whole["w", "latency_p50_us"] = 105.0
+    samples["w", "latency_p50_us"] = [95.0, 105.0, 110.0, 100.0, 115.0]
     kept = next(k for k in check(ONE, tmp_path / "b.toml").limits if k.limit.workload == "w")
     assert (kept.verdict, kept.low < 0.05 < kept.high) == ("cannot tell", True)
 

@@ -10,15 +10,14 @@ import pytest
 from judging_programs import ONE, PROGRAM, changed
 
 import gpuscope as gs
-from gpuscope.analysis import compare_analysis
-from gpuscope.analysis.rounds import MeasuredTrace, values_of
 from gpuscope.cli.experiments import write_run
+from gpuscope.comparing import pair
+from gpuscope.comparing.diff_result import judged
+from gpuscope.comparing.rounds import MeasuredTrace, values_of
+from gpuscope.comparing.turns import Conditions, Round, conditions_of, differ, usual_spread
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, NothingRecorded
-from gpuscope.judging import diff_result, sides
-from gpuscope.judging.conditions import Conditions, conditions_of, differ, usual_spread
-from gpuscope.judging.diff_result import judged
+from gpuscope.judging import sides
 from gpuscope.judging.programs import Command
-from gpuscope.judging.sides import Round
 from gpuscope.judging.told import diff_markdown, of_diff
 from gpuscope.judging.turns import in_turns
 from gpuscope.judging.verdict import LIMIT
@@ -362,10 +361,9 @@ def measured(gpu, monkeypatch, *rounds):
     run = gs.run({**ONE, "rounds": len(rounds[0]), "alone_repeats": 0}, gpu)
     key = "w", "latency_p50_us"
     gave = [MeasuredTrace({key: np.median(each)}, {key: [*each]}, "round") for each in rounds]
-    kept, values = iter(gave), iter(np.stack(rounds).ravel())
+    kept = iter(gave)
     monkeypatch.setattr("gpuscope.trace.model.Trace.is_simulated", property(lambda _: False))
-    monkeypatch.setattr(compare_analysis, "measured", lambda _: next(kept))
-    monkeypatch.setattr(diff_result, "values_of", lambda _: {key: next(values)})
+    monkeypatch.setattr(pair, "measured", lambda _: next(kept))
     return gs.diff(run, run)
 
 
@@ -384,6 +382,19 @@ def test_rounds_of_a_run_that_hang_together_are_said(gpu, monkeypatch):
     rising = np.linspace(100, 104, 5)
     result = measured(gpu, monkeypatch, rising, rising[::-1])
     assert "neighbouring rounds hang together (w's p50: correlation 0.4" in result.caution
+
+
+def test_a_p99_that_no_round_has_is_compared_all_the_same(gpu, monkeypatch):
+    plan = {**changed(duration_us=5, repeats=1000), "rounds": 3, "alone_repeats": 0}
+    plan["workloads"] = {"w": plan["workloads"]["w"]}
+    run = gs.run(plan, gpu)
+    monkeypatch.setattr("gpuscope.trace.model.Trace.is_simulated", property(lambda _: False))
+    effects = {effect.column: effect for effect in gs.diff(run, run).effects}
+    assert effects["latency_p50_us"].pairs == 3
+    assert (effects["latency_p99_us"].pairs, effects["latency_p99_us"].verdict) == (
+        0,
+        "cannot tell",
+    )
 
 
 def test_one_round_is_told_beyond_what_repeated_measurements_differ_by(gpu):

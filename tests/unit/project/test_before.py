@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import gpuscope as gs
 from gpuscope.cli.commands import app
+from gpuscope.comparing.choice import swept
 from gpuscope.search.sweeps import load_sweep
 from gpuscope.trace.merging import split
 
@@ -99,6 +100,7 @@ def test_a_run_is_compared_with_what_is_predicted_today(tmp_path):
 def test_a_sweep_that_was_killed_goes_on(folder):
     kept = load_sweep(folder / "sweep")
     assert kept.stopped
+    assert [finding.rule for finding in swept(kept)] == ["swept.unmeasured", "swept"]
     before = {row["partitions.small"]: row for row in kept.rows() if row["workload"] == "fast"}
     assert before
     assert set(before) < set(SIZES["partitions.small"])

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from gpuscope import _foreign
-from gpuscope.analysis.split_sides import configuration
 from gpuscope.cli.series import varied
+from gpuscope.comparing.split_sides import configuration
 from gpuscope.errors import GpuscopeError
 from gpuscope.experiments import Experiment
 from gpuscope.experiments.experiment import fields_of

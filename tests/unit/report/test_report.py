@@ -12,9 +12,9 @@ from report_pages import figures_of, without_plotly
 
 from gpuscope._columns import COMPARED
 from gpuscope.analysis import settings_table
+from gpuscope.comparing.of_run import variants
 from gpuscope.errors import GpuscopeError
 from gpuscope.report import html_report, trace_report
-from gpuscope.telling.comparison import variants
 from gpuscope.timeline import style
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace

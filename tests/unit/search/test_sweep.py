@@ -20,15 +20,15 @@ from kept_points import kept_points
 
 import gpuscope as gs
 from gpuscope import figures
-from gpuscope.analysis.choice import choices
-from gpuscope.analysis.noise import repeats
 from gpuscope.analysis.settings import COLUMNS, SweepResult
+from gpuscope.comparing.choice import choices
+from gpuscope.comparing.choice import swept as told
+from gpuscope.comparing.noise import repeats
 from gpuscope.experiments.experiment import as_experiment
 from gpuscope.record import ranges
 from gpuscope.search.point_table import POINTS, PointTable
 from gpuscope.search.points import MeasuredPoint, SavedPoints
 from gpuscope.search.sweeps import load_sweep
-from gpuscope.telling.of_series import swept as told
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 EVIL = "<script>alert(1)</script>$\\href{y}{z}$ \u202eg"
@@ -635,8 +635,12 @@ def test_a_point_that_cannot_be_saved_is_an_error(gpu, tmp_path):
 
 
 def made(rows, parameters=("partitions.small",), interval_of="latency_p50_us", **facts):
-    """Build a result: (values, setting, SMs, p99, low, high, share, error)."""
-    table = []
+    """Build a result: (values, setting, SMs, p99, low, high, share, error).
+
+    Its rounds differ by about half of the interval.
+    """
+    table, samples = [], []
+    noise = np.random.default_rng(1)
     for values, setting, sms, p99, low, high, share, error in rows:
         point = dict(zip(parameters, values, strict=True))
         common = {"setting": setting, "partition": sms and "p", "sms": sms, "error": error}
@@ -644,6 +648,9 @@ def made(rows, parameters=("partitions.small",), interval_of="latency_p50_us", *
         fast |= {"low": low, "high": high, "interval_of": interval_of}
         table.append({**point, **common, "workload": "load", "share_of_alone_on_whole_gpu": share})
         table.append({**point, **common, "workload": "fast", **fast})
+        shares = [] if high is None else np.exp(high / 2 * noise.normal(size=5)).tolist()
+        columns = ("latency_p50_us", "latency_p99_us", "goodput_per_s") if shares else ()
+        samples += [{"samples": None}, {"samples": [(column, shares) for column in columns]}]
     schema = pa.schema(
         [*((name, pa.int64()) for name in parameters), *COLUMNS.items(), ("error", pa.string())]
     )
@@ -651,9 +658,13 @@ def made(rows, parameters=("partitions.small",), interval_of="latency_p50_us", *
     described = {"name": "e", "workloads": {"load": {"background": True}, "fast": {}}}
     facts = {"stopped": False, "provenance": "measured on GPU", "experiment": described, **facts}
     table = pa.Table.from_pylist(table, schema=schema)
+    hidden = pa.Table.from_pylist([{"unit": "round", **row} for row in samples], SAMPLES)
+    for name in SAMPLES.names:
+        table = table.append_column(name, hidden[name])
     return SweepResult(points=table, parameters=values, **facts)
 
 
+SAMPLES = pa.schema({"unit": pa.string(), "samples": pa.map_(pa.string(), pa.list_(pa.float64()))})
 ROWS = [
     ((None,), "plain", None, 900.0, -0.05, 0.05, 0.99, None),
     *(
@@ -695,9 +706,10 @@ def test_of_equals_the_fewest_sms_for_the_workload_are_taken():
     assert (ties.rule, ties.subject["equals"]) == ("take.ties", ["small = 56", "small = 64"])
 
 
-def test_rows_that_do_not_say_what_their_interval_is_of_are_judged_by_the_p99():
+def test_rows_that_do_not_say_what_their_interval_is_of_have_none():
     (choice,) = choices(made(ROWS, interval_of=None, is_simulated=True))
-    assert (choice.column, choice.taken.label) == ("latency_p99_us", "small = 48")
+    assert (choice.column, choice.taken.label) == ("latency_p50_us", "small = 48")
+    assert choice.value(choice.taken) == (102, -np.inf, np.inf)
 
 
 def test_what_noise_hides_is_not_recommended():
@@ -745,15 +757,9 @@ def test_what_a_point_makes_worse_stands_in_its_headline():
     assert "load keeps 70 %" in take.subject["cost"]
 
 
-def test_a_difference_has_the_noise_of_both_and_of_repeats():
+def test_an_interval_is_wider_by_how_much_repeats_differ():
     (choice,) = choices(RESULT)
-    plain, *_ = choice.options
-    by = choice.difference(plain, choice.taken)
     more = 1 + repeats("latency_p50_us", is_simulated=True)
-    ends = np.log([[0.95, 1.05], [0.9, 1.1]])  # of 900 and of 102
-    low = 102 / 900 * np.exp(-np.hypot(ends[1, 0], ends[0, 1])) / more - 1
-    high = 102 / 900 * np.exp(np.hypot(ends[1, 1], ends[0, 0])) * more - 1
-    assert (by.low, by.high) == pytest.approx((low, high))
     value, least, most = choice.value(choice.taken)
     assert (least, value, most) == pytest.approx((102 * 0.9 / more, 102, 102 * 1.1 * more))
 
@@ -808,6 +814,20 @@ def test_nothing_is_surely_less_than_something():
     assert (choice.column, choice.taken.label) == ("goodput_per_s", "small = 48")
     assert [option.label for option in choice.ties] == ["small = 48", "small = 56", "small = 64"]
     assert "reference" not in next(iter(told(result))).subject
+
+
+def test_what_rounds_gave_is_kept_in_the_folder(gpu, tmp_path):
+    one = {
+        "name": "one", "alone_repeats": 0, "rounds": 3, "partitions": {"a": 8},
+        "streams": {"s": {"partition": "a"}},
+        "workloads": {"w": {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 9}},
+    }  # fmt: skip
+    (now,) = choices(gs.search.sweep(one, {"partitions.a": [8, 16]}, gpu, path=tmp_path))
+    (loaded,) = choices(gs.search.load_sweep(tmp_path))
+    measured = [option.measured for option in now.options]
+    assert measured == [option.measured for option in loaded.options]
+    assert {gave.unit for gave in measured} == {"round"}
+    assert all(len(gave.samples["w", "latency_p50_us"]) == 3 for gave in measured)
 
 
 def test_points_with_other_work_do_not_compete():

@@ -12,9 +12,10 @@ import pytest
 from kept_points import kept_points
 
 import gpuscope as gs
+from gpuscope.comparing.effects import effect
+from gpuscope.comparing.tunings import left, recommended
 from gpuscope.search import candidates, series
 from gpuscope.simulator.forecast import stand_ins
-from gpuscope.telling.of_tuning import left, recommended
 
 GEMM = {"kind": "gemm", "m": 2048, "n": 2048, "k": 2048}
 
@@ -95,8 +96,19 @@ def test_what_nothing_varies_takes_part_as_the_reference(tuned):
     assert tuned.reference == "shared"
     assert len(tuned["shared"].values[RATE]) >= 3
     assert tuned["shared"].sizes == {}
-    changes = tuned.won(tuned.equals[0])
-    assert list(changes) == [RATE, "decode.latency_p50_us"]
+    chosen = tuned.equals[0]
+    effects = tuned.effects(chosen)
+    assert list(effects) == [RATE, "decode.latency_p50_us"]
+    for name, found in effects.items():
+        workload, _, column = name.rpartition(".")
+        values = tuned["shared"].values[name], chosen.values[name]
+        by_round = effect(workload, column, *values, judged=2, are_pairs=False)
+        assert (found.low, found.high, found.verdict) == (
+            by_round.low,
+            by_round.high,
+            by_round.verdict,
+        )
+    assert tuned.effects(tuned["shared"]) == {}
     assert [one.label for one in tuned.settings][:2] == ["shared", "prefill = 8"]
 
 

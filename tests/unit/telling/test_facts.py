@@ -11,13 +11,12 @@ import gpuscope as gs
 from gpuscope import telling
 from gpuscope.analysis import calls_analysis
 from gpuscope.analysis.calls_analysis import calls_of
-from gpuscope.analysis.compare_analysis import PartSum
 from gpuscope.analysis.confinement_analysis import confinement
-from gpuscope.analysis.effects import judged_effect
 from gpuscope.analysis.settings import has_own_sms, settings_table
-from gpuscope.analysis.split_analysis import SplitPart
+from gpuscope.comparing.effects import judged_effect
+from gpuscope.comparing.pair import PartSum, headline, of_pair
+from gpuscope.comparing.split import SplitPart
 from gpuscope.telling import verdict as verdicts
-from gpuscope.telling.of_pair import headline, of_pair
 from gpuscope.telling.of_setting import of_partition
 from gpuscope.telling.of_waits import holding
 from gpuscope.trace.run import Run

@@ -672,7 +672,7 @@ def test_two_runs_say_what_the_change_came_to(dashboard):
     said = dashboard.results.value
     assert "A: Run 1: no partition; B: Run 2: small 16 | load rest." in said
     assert "On 16 SMs of its own, small" in said
-    assert "▲ better" in said
+    assert ">faster<" in said
 
 
 def test_a_copy_states_bytes_a_second_and_empty_rates_are_left_out(dashboard):

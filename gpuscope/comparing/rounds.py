@@ -8,9 +8,8 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from gpuscope._types import Array, Floats, Ints
-from gpuscope.analysis.certainty import ends_of
-from gpuscope.analysis.effects import FEWEST, Effect, effect
-from gpuscope.analysis.noise import batch_means, repeats
+from gpuscope.analysis.certainty import batch_means, ends_of
+from gpuscope.analysis.idle_analysis import idle_causes
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.requests_analysis import ServedRequest, slo_of
 from gpuscope.analysis.requests_analysis import by_workload as requests_of
@@ -21,6 +20,10 @@ from gpuscope.analysis.settings import (
     of_slowest_rank,
     settings_table,
 )
+from gpuscope.analysis.steps_analysis import steps
+from gpuscope.comparing.effects import FEWEST, Effect, effect
+from gpuscope.comparing.noise import repeats
+from gpuscope.comparing.split_sides import of_program
 from gpuscope.trace.columns import is_open, once
 from gpuscope.trace.model import Trace
 
@@ -28,6 +31,8 @@ Number: TypeAlias = tuple[str, str]
 """Workload and column."""
 Values: TypeAlias = Mapping[Number, float]
 """What a trace, or a round of it, gave."""
+PROGRAM = "the program"
+"""What stands for a workload where a program is measured."""
 _TIMED = {"latency_p50_us": 0.5, "latency_p90_us": 0.9, "latency_p99_us": 0.99}
 _SERVED = ("goodput_per_s", "ttft_p50_ms", "ttft_p90_ms", "tbt_p50_ms")
 _PARTS, _FEWEST_CALLS = 20, 6
@@ -91,6 +96,15 @@ def values_of(trace: Trace) -> dict[Number, float]:
     return values
 
 
+def values_of_program(trace: Trace) -> dict[Number, float]:
+    """Return the mean time of a program's step, its steady time, and the share of idle time."""
+    idle, program_steps, whole = idle_causes(trace), steps(trace), of_program(trace)
+    span_ns = max(idle.window_ns[1] - idle.window_ns[0], 1) * idle.devices
+    values = {(PROGRAM, "step_ms"): whole.ns / 1e6} if program_steps.steady else {}
+    values[PROGRAM, "steady_ms"] = whole.ns * whole.units / 1e6
+    return {**values, (PROGRAM, "idle_share"): idle.idle_ns / span_ns}
+
+
 def windows_of(trace: Trace) -> list[Trace]:
     """Return the rounds of a trace: its recording windows."""
     starts = trace.array("start_ns")
@@ -105,15 +119,20 @@ def windows_of(trace: Trace) -> list[Trace]:
 
 # -- two of them --------------------------------------------------------------------------
 def effects_of(
-    first: MeasuredTrace, second: MeasuredTrace, *, is_simulated: bool, within: float | None = None
+    first: MeasuredTrace,
+    second: MeasuredTrace,
+    *,
+    is_simulated: bool,
+    within: float | None = None,
+    wanted: Sequence[Number] | None = None,
 ) -> list[Effect]:
     """Compare what two traces gave, number by number: how far they differ, and how sure that is.
 
-    By their rounds (:func:`gpuscope.analysis.effects.effect`): those of simulated traces in pairs,
+    By their rounds (:func:`gpuscope.comparing.effects.effect`): those of simulated traces in pairs,
     as rounds of one number draw the same. Where either has fewer than three, by parts of calls,
     and the interval is wider by how much repeated measurements differ, which one recording does
     not tell. ``before`` and ``after`` are the traces' numbers, where their ratio is within the
-    interval.
+    interval. Of all numbers together, also where not all are ``wanted``.
     """
     keys = [number for number in first.whole if number in second.whole]
     judged = sum(number in first.samples and number in second.samples for number in keys)
@@ -121,7 +140,7 @@ def effects_of(
         effect_of(
             number, first, second, is_simulated=is_simulated, judged=max(judged, 1), within=within
         )
-        for number in keys
+        for number in (keys if wanted is None else wanted)
     ]
 
 

@@ -1,19 +1,15 @@
-"""``compare``: two runs as one result, with rows, findings and a figure."""
+"""``compare``: two runs, call by call; and a prediction checked by what was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpuscope._checks import MappingOf, SeveralOf, door
-from gpuscope.analysis.compare_analysis import Comparison, compared_traces
-from gpuscope.analysis.forecasts import FORECAST, RECORDED, forecasts_in, with_bands
+from gpuscope.comparing.changes import changes
+from gpuscope.comparing.forecasts import FORECAST, RECORDED, forecasts_in, with_bands
+from gpuscope.comparing.pair import CompareResult, compared_traces
 from gpuscope.errors import InvalidArgument, MissingEvidence
-from gpuscope.telling.finding import Finding
-from gpuscope.telling.of_pair import changes, headline_and_rest, of_pair
 from gpuscope.trace.folder import load_run
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
@@ -21,55 +17,6 @@ from gpuscope.trace.store import read_parquet
 
 _FREE = ("name", "alone_repeats", "detail", "hazards", "colors")
 """Fields of an experiment that may differ: they change nothing that is compared."""
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
-
-@dataclass(frozen=True)
-class CompareResult(Comparison):
-    """What :func:`gpuscope.compare` found: differences with their noise, and what they come to.
-
-    Examples
-    --------
-    >>> import gpuscope as gs
-    >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> one = {
-    ...     "name": "one", "alone_repeats": 0, "streams": {"s": {}},
-    ...     "workloads": {"w": {"kind": "spin", "duration_us": 100, "stream": "s", "repeats": 20}},
-    ... }
-    >>> trace = gs.run(one, gpu)["default"]
-    >>> print(gs.compare(trace, trace).headline)
-    Cannot tell: w's p50 changes by 0 % (-6.54 % to +7 %); three rounds of each would tell more.
-    """
-
-    @cached_property
-    def findings(self) -> tuple[Finding, ...]:
-        """The headline, then what others pay or gain, and how many calls are faster.
-
-        Of a forecast, for each number, whether the run lies in its band.
-        """
-        return of_pair(self)
-
-    @cached_property
-    def changes(self) -> tuple[str, ...]:
-        """What was changed between the two, field by field, in words."""
-        return tuple(map(str, changes(*self.traces)))
-
-    @property
-    def headline(self) -> str:
-        """What was found, and what others pay for it."""
-        return headline_and_rest(self.findings)[0]
-
-    def figure(self) -> go.Figure:
-        """Draw the call at the p99 in both, curves and differences: ``figures.compared``."""
-        from gpuscope.figures.compare_figure import compared  # noqa: PLC0415 - only who draws
-
-        return compared(self)
-
-    def __str__(self) -> str:
-        _, rest = headline_and_rest(self.findings)
-        return "\n".join([self.headline, *rest, "", super().__str__()])
 
 
 @door("first", "second", names=(SeveralOf(str, 2), None))
@@ -83,7 +30,7 @@ def compare(
 
     Calls of one workload pair by rank, round and index; with the same seed they arrive alike.
     Intervals are of 95 %, of all numbers together: by rounds or, of fewer than three, by parts of
-    the calls (:func:`gpuscope.analysis.rounds.effects_of`).
+    the calls (:func:`gpuscope.comparing.rounds.effects_of`).
 
     Parameters
     ----------
@@ -129,7 +76,7 @@ def compare(
         names = (before, after) if before and after and before != after else ("A", "B")
     if names[0] == names[1]:
         raise InvalidArgument(f"names are two that differ, not {names[0]!r} twice")
-    result = compared_traces(both, (names[0], names[1]), CompareResult)
+    result = compared_traces(both, (names[0], names[1]))
     is_check = both[0].is_simulated and not both[1].is_simulated and not _differ(*both)
     return with_bands(result, forecasts) if forecasts or is_check else result
 
@@ -157,7 +104,7 @@ def check(
                 f"different experiments in setting {name!r}: {'; '.join(differ[:3])}. "
                 "Predict the experiment that was measured: predict(measured.experiment)"
             )
-        result = compared_traces(both, ("predicted", "measured"), CompareResult)
+        result = compared_traces(both, ("predicted", "measured"))
         checked[name] = with_bands(result, ())
     if not checked:
         raise MissingEvidence(

@@ -5,22 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
 
 import numpy as np
 
 from gpuscope._columns import COMPARED
 from gpuscope._types import Floats
-from gpuscope.analysis.compare_analysis import Comparison
-from gpuscope.analysis.effects import judged_effect
 from gpuscope.analysis.settings import settings_table
+from gpuscope.comparing.effects import judged_effect
+from gpuscope.comparing.pair import CompareResult
 from gpuscope.trace.columns import is_open
 from gpuscope.trace.model import Trace
 
 RECORDED, FORECAST, LOW, HIGH = "recorded", "forecast", "forecast, low", "forecast, high"
 UNCHANGED = "forecast of no change"
 _NAMES = (RECORDED, FORECAST, LOW, HIGH, UNCHANGED)
-_Kind = TypeVar("_Kind", bound=Comparison)
 
 
 def forecasts_in(traces: object) -> tuple[Trace, ...]:
@@ -30,7 +28,7 @@ def forecasts_in(traces: object) -> tuple[Trace, ...]:
     return tuple(traces[name] for name in _NAMES)
 
 
-def with_bands(result: _Kind, forecasts: Sequence[Trace]) -> _Kind:
+def with_bands(result: CompareResult, forecasts: Sequence[Trace]) -> CompareResult:
     """Return a comparison with a forecast as what the forecast says: numbers, each with its band.
 
     A number of a forecast is what was recorded × the forecast / the forecast of no change, as far

@@ -11,8 +11,10 @@ import numpy as np
 
 from gpuscope._columns import COMPARED, PROGRAM, Column
 from gpuscope._types import Floats
-from gpuscope.analysis.noise import TAIL, least_of
-from gpuscope.analysis.shifts import shift, smallest_shift
+from gpuscope.analysis.certainty import TAIL
+from gpuscope.comparing.noise import least_of
+from gpuscope.comparing.shifts import shift, smallest_shift
+from gpuscope.telling.finding import Quantity
 
 Verdict: TypeAlias = Literal["equal", "slower", "faster", "cannot tell"]
 """What is known of a number: of one of which more is better, ``"slower"`` is less."""
@@ -111,6 +113,12 @@ class Effect:
         return whole if self.low <= whole.change <= self.high else self
 
 
+def change_of(effect: Effect) -> Quantity:
+    """Return by how much a number changed, with the ends of its interval that are known."""
+    low, high = (end if math.isfinite(end) else None for end in (effect.low, effect.high))
+    return Quantity("by", effect.change, "±%", low, high)
+
+
 def leading(effects: Sequence[Effect]) -> Effect:
     """Return the one that a headline is about.
 
@@ -136,7 +144,7 @@ def effect(
 ) -> Effect:
     """Compare a number of two sides by their rounds or processes.
 
-    An interval of the logarithm of ``after / before`` (:func:`gpuscope.analysis.shifts.shift`),
+    An interval of the logarithm of ``after / before`` (:func:`gpuscope.comparing.shifts.shift`),
     Bonferroni over the judged numbers, and wider by how far A differs from itself beyond noise.
     ``before`` and ``after`` of the result are the median round, moved either way so that their
     ratio is the estimate.
@@ -157,7 +165,7 @@ def effect(
         runs, or processes of two days, have not.
     repeats
         The share by which repeated measurements differ beyond what these rounds show
-        (:func:`gpuscope.analysis.noise.repeats`): the interval is wider by so much on either side.
+        (:func:`gpuscope.comparing.noise.repeats`): the interval is wider by so much on either side.
     """
     logs, least = _logs(before, after)
     fewest, tail = min(len(before), len(after)), TAIL / judged

@@ -13,21 +13,17 @@ import numpy as np
 
 from gpuscope._checks import door, given
 from gpuscope._text import clean
-from gpuscope.analyses.comparing import CompareResult
-from gpuscope.analysis.compare_analysis import compared_traces, paired_of
-from gpuscope.analysis.effects import FEWEST, Effect, Verdict, control_of, effect, leading
-from gpuscope.analysis.pairing import Pairs
 from gpuscope.analysis.result import about_several, sentences
-from gpuscope.analysis.rounds import Values, values_of, windows_of
-from gpuscope.analysis.shifts import serial_correlation
-from gpuscope.analysis.split_analysis import SplitResult, SplitSide, joined, split
-from gpuscope.analysis.split_sides import of_background, of_calls, of_program
+from gpuscope.comparing.effects import FEWEST, Effect, Verdict, control_of, effect, leading
+from gpuscope.comparing.pair import CompareResult, compared_traces, paired_of
+from gpuscope.comparing.pairing import Pairs
+from gpuscope.comparing.rounds import PROGRAM, Values, values_of_program
+from gpuscope.comparing.shifts import serial_correlation
+from gpuscope.comparing.split import SplitResult, SplitSide, joined, split, with_cause
+from gpuscope.comparing.split_sides import of_background, of_calls, of_program
+from gpuscope.comparing.turns import Turns, numbers, rounds_of
 from gpuscope.errors import MissingEvidence
-from gpuscope.judging.programs import PROGRAM, values_of_program
-from gpuscope.judging.sides import Round
-from gpuscope.judging.turns import Turns, numbers
 from gpuscope.telling.finding import Finding
-from gpuscope.telling.of_split import with_cause
 from gpuscope.trace.model import Trace
 
 if TYPE_CHECKING:
@@ -51,7 +47,7 @@ class DiffResult(CompareResult):
     Attributes
     ----------
     differences
-        Of each judged number an :class:`~gpuscope.analysis.effects.Effect`.
+        Of each judged number an :class:`~gpuscope.comparing.effects.Effect`.
     turns
         The rounds; ``None`` of two traces with fewer than three.
     splits
@@ -135,7 +131,7 @@ class DiffResult(CompareResult):
 
     def figure(self) -> go.Figure:
         """Draw both on one axis, curves and differences, and why: ``figures.compared``."""
-        from gpuscope.figures.compare_figure import compared  # noqa: PLC0415 - only who draws
+        from gpuscope.figures import compared  # noqa: PLC0415 - only who draws
 
         workload = self.decisive.workload
         of = next(
@@ -259,8 +255,11 @@ def _hanging_together(turns: Turns, effects: Sequence[Effect]) -> Iterator[str]:
     if len(turns.pairs) < FEWEST or turns.pairs[0][0].trace.is_simulated:
         return
     unit = "pairs" if turns.are_pairs else turns.unit.removeprefix("saved ") + "s"
+    common = numbers(turns.pairs)
     for about in effects:
         key = about.workload, about.column
+        if key not in common:  # a p99 of all calls, of which a round has too few
+            continue
         rounds = [np.array([pair[at].values[key] for pair in turns.pairs]) for at in (0, 1)]
         series = [rounds[1] - rounds[0]] if turns.are_pairs else rounds
         correlation = serial_correlation(series, len(effects))
@@ -375,12 +374,12 @@ def of_traces(
     both = first, second
     if not all((trace.metadata.experiment or {}).get("workloads") for trace in both):
         return _of_captures(both, names)
-    compared = compared_traces(both, names, CompareResult, within)
+    compared = compared_traces(both, names, within)
     is_exact = compared.is_simulated and compared.is_by_rounds  # rounds of a number draw the same
     cautions = [] if is_exact else [_APART if compared.is_by_rounds else _CAPTURES]
     turns = None
     if compared.is_by_rounds:
-        rounds = [[Round(values_of(part), part) for part in windows_of(trace)] for trace in both]
+        rounds = [rounds_of(*side) for side in zip(both, compared.measured or (), strict=True)]
         pairs = list(zip(*rounds, strict=False))
         turns = Turns("saved round", pairs, [], pairs, are_pairs=is_exact)
         cautions = [*_hanging_together(turns, compared.differences), *cautions]

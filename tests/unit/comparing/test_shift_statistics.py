@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gpuscope.analysis.noise import student_t
-from gpuscope.analysis.shifts import serial_correlation, shift, smallest_shift
+from gpuscope.analysis.certainty import student_t
+from gpuscope.comparing.shifts import serial_correlation, shift, smallest_shift
 
 
 # -- exactness ----------------------------------------------------------------------------

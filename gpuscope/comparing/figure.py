@@ -9,17 +9,16 @@ import plotly.graph_objects as go
 
 from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.analysis.compare_analysis import Comparison
-from gpuscope.analysis.effects import Effect
-from gpuscope.analysis.forecasts import FORECAST, RECORDED, times_us
-from gpuscope.analysis.pairing import Pairs
-from gpuscope.analysis.split_analysis import SplitResult
+from gpuscope.comparing.effects import Effect
+from gpuscope.comparing.forecasts import FORECAST, RECORDED, times_us
+from gpuscope.comparing.lanes import CallLanes, Lanes, part_look, step_lanes
+from gpuscope.comparing.pair import CompareResult, headline_and_rest, of_pair
+from gpuscope.comparing.pairing import Pairs
+from gpuscope.comparing.split import SplitResult
 from gpuscope.errors import MissingEvidence
-from gpuscope.figures.compare_lanes import CallLanes, Lanes, part_look, step_lanes
 from gpuscope.figures.latency_figure import curve, share_axis
 from gpuscope.telling.explanation import in_words
 from gpuscope.telling.finding import Finding
-from gpuscope.telling.of_pair import headline_and_rest, of_pair
 from gpuscope.timeline import style
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import duration, escape, notes_of, stated
@@ -32,9 +31,9 @@ _PARTS = 6
 _SAME, _BETTER, _WORSE = style.MUTED, "#00704F", "#C4004B"
 
 
-@door(result=Comparison, findings=(tuple, None), split=(SplitResult, None))
+@door(result=CompareResult, findings=(tuple, None), split=(SplitResult, None))
 def compared(
-    result: Comparison,
+    result: CompareResult,
     *,
     findings: tuple[Finding, ...] | None = None,
     split: SplitResult | None = None,
@@ -90,7 +89,7 @@ def compared(
     return ThemedFigure(data=data, layout=_layout(result, findings, calls, panels))
 
 
-def _means(result: Comparison, workload: str, colours: dict[str, str]) -> Iterator[Properties]:
+def _means(result: CompareResult, workload: str, colours: dict[str, str]) -> Iterator[Properties]:
     """Yield what a mean call consists of in either trace."""
     try:
         sums = result.parts(workload)
@@ -117,7 +116,7 @@ def _means(result: Comparison, workload: str, colours: dict[str, str]) -> Iterat
                 }
 
 
-def _curves(result: Comparison, workload: str, pairs: Pairs) -> Iterator[Properties]:
+def _curves(result: CompareResult, workload: str, pairs: Pairs) -> Iterator[Properties]:
     """Yield which share of the calls is slower than a time; of a forecast with its band.
 
     Dashed is the first, but the forecast beside a recording.
@@ -210,7 +209,7 @@ def _differences(differences: Sequence[Effect]) -> Iterator[Properties]:
 
 
 def _panels(
-    result: Comparison, calls: Lanes | None, split: SplitResult | None
+    result: CompareResult, calls: Lanes | None, split: SplitResult | None
 ) -> dict[int, tuple[str, tuple[float, float]]]:
     """Return number of an axis → its title and domain, of the panels below the calls."""
     is_band = result.bands is not None and result.traces[1].metadata.forecast
@@ -224,7 +223,7 @@ def _panels(
 
 
 def _layout(
-    result: Comparison,
+    result: CompareResult,
     findings: Sequence[Finding],
     calls: Lanes | None,
     panels: Mapping[int, tuple[str, tuple[float, float]]],

@@ -5,11 +5,13 @@ from __future__ import annotations
 import heapq
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 from gpuscope._text import duration
 from gpuscope.analysis.result import Result, Row, row_of
+from gpuscope.telling.finding import Finding, Quantity, Shown
+from gpuscope.telling.rules import RULES, fill
 
 Cause: TypeAlias = Literal["kernels", "copies", "gaps", "launch", "waits", "SMs", "host"]
 """What a part of the time is: work that ran; ``"gaps"``: between two works, or without a known
@@ -19,8 +21,8 @@ SHOWN = 3
 """Spans that show one part, of either side."""
 _SAME = 0.002
 """A change of a part below this share of the whole is none."""
-
-
+_RULES = ("change.better", "change.worse", "change.captures")
+"""Of findings whose cause a split may tell."""
 _LINE = re.compile(r":(\d+) in (.*)$")
 """The end of a source line as texts have it: number and function."""
 
@@ -290,3 +292,45 @@ def joined(sides: Sequence[SplitSide]) -> SplitSide:
             spans = [(0.0, span) for span in total.spans] if not number else []
             sums.setdefault(what, Sum()).add(total.ns, total.count, spans)
     return SplitSide(sums, sum(side.units for side in sides))
+
+
+# -- in words ------------------------------------------------------------------------------
+def with_cause(findings: Sequence[Finding], splits: Sequence[SplitResult]) -> tuple[Finding, ...]:
+    """Return findings of a comparison, the first with its cause from a split if it has none."""
+    first, *rest = findings
+    for split in splits:
+        if split.of == first.subject.get("workload") and first.rule in _RULES:
+            part = _greatest(split)
+            if part is not None and not first.subject.get("cause"):
+                first = replace(
+                    first,
+                    subject={**first.subject, "cause": cause(split, part)},
+                    spans=first.spans or shown(split, part),
+                )
+    return (first, *rest)
+
+
+def _greatest(split: SplitResult) -> SplitPart | None:
+    """Return the part that changed most in the direction of the whole."""
+    way = 1 if split.after_ns > split.before_ns else -1
+    changed = [part for part in split.changed if way * part.change_ns > 0]
+    return max(changed, key=lambda part: abs(part.change_ns), default=None)
+
+
+def cause(split: SplitResult, part: SplitPart) -> str:
+    """Return what became of a part, as a clause."""
+    amount = f"{Quantity('', abs(part.change_ns), 'ns')} in {split.unit}"
+    configuration = f" [{part.configuration}]" if part.configuration else ""
+    names = {
+        "what": f"{part.name}{configuration}",
+        "range": part.range or "",
+        "line": part.line or "",
+        "by": amount,
+    }
+    return fill(RULES[f"split.{part.change}"].text, names)
+
+
+def shown(split: SplitResult, part: SplitPart) -> tuple[Shown, ...]:
+    """Return the spans that show a part, of either side."""
+    sides = zip(split.names, (part.first, part.second), strict=True)
+    return tuple(Shown(name, span) for name, spans in sides for span in spans)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gpuscope.analysis.effects import FEWEST, Effect, control_of, effect, leading, worst
+from gpuscope.comparing.effects import FEWEST, Effect, control_of, effect, leading, worst
 
 
 @pytest.mark.parametrize("noise", ["normal", "heavy"])

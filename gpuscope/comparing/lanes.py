@@ -8,13 +8,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gpuscope._types import Array
-from gpuscope.analysis.compare_analysis import Comparison
 from gpuscope.analysis.critical_path_analysis import critical_path
 from gpuscope.analysis.intervals import by_workload, ended_kernels, union
-from gpuscope.analysis.pairing import Pairs
 from gpuscope.analysis.part import Part, PartKind
 from gpuscope.analysis.steps_analysis import Step, steps
 from gpuscope.analysis.trace_parts import parts_by_cause, trace_parts
+from gpuscope.comparing.pair import CompareResult
+from gpuscope.comparing.pairing import Pairs
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.explanation import in_words
 from gpuscope.timeline import style
@@ -103,7 +103,7 @@ class CallLanes(Lanes):
     """The call at the p99 in both traces, with what ran around it."""
 
     def __init__(
-        self, result: Comparison, workload: str, pairs: Pairs, colours: dict[str, str]
+        self, result: CompareResult, workload: str, pairs: Pairs, colours: dict[str, str]
     ) -> None:
         mark, (first, second) = pairs.slow
         longest = int(max(pairs.first_ns[first], pairs.second_ns[second]))
@@ -163,7 +163,7 @@ class CallLanes(Lanes):
 class StepLanes(Lanes):
     """The typical step of a program in both traces: what its end waited for, and what ran."""
 
-    def __init__(self, result: Comparison, known: Sequence[Step]) -> None:
+    def __init__(self, result: CompareResult, known: Sequence[Step]) -> None:
         longest = max(step.length_ns for step in known)
         margin = longest // 20
         super().__init__({}, (-margin, longest + margin))
@@ -203,7 +203,7 @@ class StepLanes(Lanes):
             self._row(label, spans[stream == number], look, f"work on {who}")
 
 
-def step_lanes(result: Comparison) -> StepLanes | None:
+def step_lanes(result: CompareResult) -> StepLanes | None:
     """Return the typical steps of two programs, if both have steps."""
     if any(trace.metadata.experiment for trace in result.traces):
         return None

@@ -10,15 +10,14 @@ import plotly.graph_objects as go
 
 from gpuscope._checks import door
 from gpuscope._columns import COMPARED, heading
-from gpuscope.analysis.choice import Option, PointChoice, choices
 from gpuscope.analysis.interference_analysis import InterferenceResult, definition
-from gpuscope.analysis.race import Goal
 from gpuscope.analysis.settings import SweepResult
-from gpuscope.analysis.tuning_analysis import TunedSetting, Tuning
+from gpuscope.comparing.choice import Option, PointChoice, choices
+from gpuscope.comparing.choice import swept as told_of
+from gpuscope.comparing.race import Goal
+from gpuscope.comparing.tunings import TunedSetting, Tuning, tuned_words
 from gpuscope.errors import MissingEvidence
-from gpuscope.telling.of_series import interfered
-from gpuscope.telling.of_series import swept as told_of
-from gpuscope.telling.of_tuning import tuned_words
+from gpuscope.telling.of_interference import interfered
 from gpuscope.timeline import style
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import clean, duration, escape, notes_of, stated

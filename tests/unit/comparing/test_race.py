@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope.analysis.noise import Levels, interval, student_t
-from gpuscope.analysis.race import Goal, Race
+from gpuscope.analysis.certainty import interval, student_t
+from gpuscope.comparing.noise import Levels
+from gpuscope.comparing.race import Goal, Race
 
 RATE = Goal("w", "tflop_per_s")
 TIME = Goal("w", "latency_p50_us", 100.0)

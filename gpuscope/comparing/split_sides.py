@@ -12,9 +12,9 @@ from gpuscope.analysis import idle_analysis as idle
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.part import Part, PartKind, cut
 from gpuscope.analysis.span_rows import OPEN
-from gpuscope.analysis.split_analysis import SHOWN, Cause, SplitSide, Sum, Sums, What
 from gpuscope.analysis.steps_analysis import steps
 from gpuscope.analysis.trace_parts import TraceParts, trace_parts
+from gpuscope.comparing.split import SHOWN, Cause, SplitSide, Sum, Sums, What
 from gpuscope.trace.columns import codes, combined, is_open, launch_calls, rows_of
 from gpuscope.trace.joins import innermost
 from gpuscope.trace.model import Trace

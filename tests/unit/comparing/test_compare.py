@@ -12,11 +12,16 @@ import pyarrow as pa
 import pytest
 
 import gpuscope as gs
-from gpuscope.analyses.comparing import check
-from gpuscope.analysis.certainty import ends_of, rate_spread
-from gpuscope.analysis.noise import quantile_interval, share_interval, student_t
-from gpuscope.analysis.pairing import paired_calls
+from gpuscope.analysis.certainty import (
+    ends_of,
+    quantile_interval,
+    rate_spread,
+    share_interval,
+    student_t,
+)
 from gpuscope.analysis.part import PartKind
+from gpuscope.comparing.compare import check
+from gpuscope.comparing.pairing import paired_calls
 from gpuscope.errors import GpuscopeError, InvalidArgument, MissingEvidence, NotFound
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata

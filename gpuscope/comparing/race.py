@@ -13,14 +13,15 @@ import numpy as np
 from gpuscope._checks import closest, given
 from gpuscope._columns import COMPARED
 from gpuscope._limits import limit_of
-from gpuscope.analysis.noise import PRIOR, Estimate, Levels
+from gpuscope.comparing.effects import FEWEST
+from gpuscope.comparing.noise import PRIOR, Estimate, Levels
 from gpuscope.errors import InvalidArgument
 
 Values: TypeAlias = Mapping[str, float]
 """``workload.column`` → what one measurement gave."""
 Samples: TypeAlias = Mapping[int, Mapping[int, Values]]
 """Setting → turn → what was measured in it."""
-Verdict = Literal[
+Standing = Literal[
     "best",
     "equal",
     "no better",
@@ -37,8 +38,6 @@ less than :data:`CLOSE`; ``"no better"``: surely not by as much, with as many SM
 not measured, and ruled out by its corrected forecast. Where the fewest SMs are sought, what has
 more of them than the best is ``"worse"``, measured or not."""
 
-FEWEST = 3
-"""Measurements below which no setting is the best, or meets the SLO."""
 CLOSE = 0.01
 """Settings that differ by less than this share are equal."""
 FEWEST_SMS = "fewest SMs"
@@ -139,7 +138,7 @@ class Race:
     """What measurements in turns say: successive elimination.
 
     In each turn settings are measured one after the other, so that drift meets them alike:
-    differences of settings are those within turns (:class:`~gpuscope.analysis.noise.Levels`). A
+    differences of settings are those within turns (:class:`~gpuscope.comparing.noise.Levels`). A
     setting is out if it is surely worse than one that surely meets the SLO, or surely misses that.
     Surely worse means: with the confidence asked for in all comparisons together (Bonferroni: over
     the settings that are not out and the turns in which one is measured, at most ``repeats``).
@@ -366,7 +365,7 @@ class Race:
         is_sure = self.meets(leader) and number != leader
         return not is_sure or fewer or high > math.log1p(CLOSE)
 
-    def verdicts(self, *, is_over: bool) -> dict[int, Verdict]:
+    def verdicts(self, *, is_over: bool) -> dict[int, Standing]:
         """Return what is known of each setting that was measured.
 
         Parameters
@@ -374,7 +373,7 @@ class Race:
         is_over
             No more will be measured: then noise does not tell apart what is not yet.
         """
-        verdicts: dict[int, Verdict] = {}
+        verdicts: dict[int, Standing] = {}
         inside = self.inside
         for number in self.samples:
             if number not in inside:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from statistics import NormalDist
 
 import numpy as np
 
-from gpuscope._types import Array, Floats, Ints
+from gpuscope._types import Floats
+from gpuscope.analysis.certainty import student_t
 
 PRIOR = 4
 """Degrees of freedom that the noise of all settings counts for in that of each."""
@@ -20,10 +19,6 @@ _ZERO = 1e-300
 """A column that is all zeros is this."""
 _NONE = 1e-9
 """Of weights and degrees of freedom: less is rounding."""
-TAIL = 0.025
-"""What an interval of 95 % leaves out at each end."""
-_BATCHES = 20
-"""In which the rate of a trace is measured, about."""
 _REPEATS = {"_p50_": (1.0, 0.07), "_p90_": (1.2, 0.23), "_p99_": (2.5, 0.23), "goodput": (0.1, 0.1)}
 """Part of a column's name → the share by which measurements of the same differ, which two traces
 cannot tell: on a GPU, and simulated. On a GPU: more than two settings of one run that were the same
@@ -35,25 +30,6 @@ hardware"). Goodput's is chosen, not measured."""
 _REPEATS_OF_RATES = 0.06
 """The same of rates: the load of ``examples/quickstart.toml`` does 105 % of its rate alone on the
 simulated GPU: alone it is measured afterwards, when the power cap has begun to slow the GPU."""
-
-
-@cache
-def student_t(freedom: int, tail: float) -> float:
-    """Return what a t-distributed variable exceeds with probability ``tail``."""
-    # With t = √freedom · tan θ, the density is in proportion to cos(θ)^(freedom − 1).
-    angles = np.linspace(0, math.pi / 2, 100_001)
-    density = np.cos(angles) ** (freedom - 1)
-    mass = np.r_[0, np.cumsum((density[1:] + density[:-1]) / 2)]
-    angle = float(np.interp(1 - 2 * tail, mass / mass[-1], angles))
-    return math.sqrt(freedom) * math.tan(angle)
-
-
-def interval(values: Sequence[float], tail: float) -> tuple[float, float]:
-    """Return the t-interval of a mean that leaves out ``tail`` at each end; two values at least."""
-    mean = float(np.mean(values))
-    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
-    wide = student_t(len(values) - 1, tail) * error if error else 0.0
-    return mean - wide, mean + wide
 
 
 def least_of(values: Iterable[float], below: float | None = None) -> float:
@@ -174,41 +150,6 @@ class Levels:
         freedom = max(1, math.floor(min(own_freedom, self.freedom) + _NONE))
         error = math.sqrt(float(weights**2 @ self._variance))
         return Estimate(float(weights @ self._values), error, freedom)
-
-
-# -- of calls ------------------------------------------------------------------------------
-def quantile_interval(values: Array, share: float) -> tuple[float, float]:
-    """Return the ends of the 95 % interval of a quantile; infinite where too few values tell it.
-
-    By order statistics (H. A. David and H. N. Nagaraja, *Order Statistics*, 2003, section 7.1).
-    """
-    count, ordered = len(values), np.sort(values)
-    wide = NormalDist().inv_cdf(1 - TAIL) * math.sqrt(count * share * (1 - share))
-    low, high = math.floor(count * share - wide), math.ceil(count * share + wide)
-    return (
-        float(ordered[low - 1]) if low >= 1 else -math.inf,
-        float(ordered[high - 1]) if high <= count else math.inf,
-    )
-
-
-def share_interval(count: int, share: float) -> tuple[float, float]:
-    """Return the ends of the 95 % interval of a share of so many (E. B. Wilson, 1927)."""
-    sigmas = NormalDist().inv_cdf(1 - TAIL) ** 2 / count
-    wide = math.sqrt(sigmas * (share * (1 - share) + sigmas / 4))
-    low, high = ((share + sigmas / 2 + end) / (1 + sigmas) for end in (-wide, wide))
-    return low, high
-
-
-def batch_means(ends_ns: Ints, windows: Ints) -> Floats:
-    """Return the mean time from one end to the next in batches; none is of two rounds."""
-    turns = np.searchsorted(windows, ends_ns, "right")
-    per_turn = max(1, _BATCHES // len(np.unique(turns)))
-    means = []
-    for turn in np.unique(turns):
-        gaps = np.diff(np.sort(ends_ns[turns == turn]))
-        number = min(per_turn, len(gaps) // 2)
-        means += [float(batch.mean()) for batch in np.array_split(gaps, number)] if number else []
-    return np.array(means)
 
 
 def repeats(column: str, is_simulated: bool) -> float:  # noqa: FBT001 - what it is of

@@ -10,16 +10,15 @@ from dataclasses import replace
 from gpuscope._checks import door
 from gpuscope._columns import is_of_requests
 from gpuscope._text import clean
-from gpuscope.analysis.compare_analysis import Comparison, compared_traces
-from gpuscope.analysis.effects import Effect, leading
-from gpuscope.analysis.forecasts import FORECAST, RECORDED, forecasts_in, with_bands
 from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import background_of, of_slowest_rank
+from gpuscope.comparing.effects import Effect, leading
+from gpuscope.comparing.forecasts import FORECAST, RECORDED, forecasts_in, with_bands
+from gpuscope.comparing.pair import CompareResult, compared_traces, headline, of_pair
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.described import limits_of
 from gpuscope.telling.finding import Finding, Mend
-from gpuscope.telling.of_pair import headline, of_pair
 from gpuscope.telling.of_setting import of_requests, quantities, together
 from gpuscope.trace.run import Run, missing
 
@@ -91,10 +90,10 @@ def sentence(several: Iterable[Finding]) -> str:
 
 
 # -- differences -----------------------------------------------------------------------------
-def _pair(run: Run, base: str, setting: str) -> Iterator[Comparison]:
+def _pair(run: Run, base: str, setting: str) -> Iterator[CompareResult]:
     """Yield the comparison of two settings, if they have a workload in common."""
     with contextlib.suppress(MissingEvidence):
-        yield compared_traces((run[base], run[setting]), (base, setting), Comparison)
+        yield compared_traces((run[base], run[setting]), (base, setting))
 
 
 def _of_forecast(run: Run) -> Iterator[Finding]:
@@ -104,7 +103,7 @@ def _of_forecast(run: Run) -> Iterator[Finding]:
             yield of_pair(with_bands(result, forecasts))[0]
 
 
-def _told_most(results: Sequence[Comparison]) -> Iterator[Finding]:
+def _told_most(results: Sequence[CompareResult]) -> Iterator[Finding]:
     """Yield what the setting with the clearest difference comes to.
 
     Of several that are better, and among themselves alike, the one in which others lose least.
@@ -135,13 +134,13 @@ def _told_most(results: Sequence[Comparison]) -> Iterator[Finding]:
         yield from _named([headline(*_leading(better))], results)
 
 
-def _leading(seen: Sequence[tuple[Comparison, Effect]]) -> tuple[Comparison, Effect]:
+def _leading(seen: Sequence[tuple[CompareResult, Effect]]) -> tuple[CompareResult, Effect]:
     """Return which difference a headline is about, with its comparison."""
     first = leading([effect for _, effect in seen])
     return next(pair for pair in seen if pair[1] is first)
 
 
-def _named(findings: Iterable[Finding], results: Sequence[Comparison]) -> Iterator[Finding]:
+def _named(findings: Iterable[Finding], results: Sequence[CompareResult]) -> Iterator[Finding]:
     """Yield findings that say which settings they are of, where there are more than two."""
     for finding in findings:
         if len(results) > 1 and "base" in finding.subject:
@@ -151,7 +150,7 @@ def _named(findings: Iterable[Finding], results: Sequence[Comparison]) -> Iterat
             yield finding
 
 
-def _least_kept(result: Comparison) -> float:
+def _least_kept(result: CompareResult) -> float:
     """Return the least factor by which a rate differs."""
     rates = [effect for effect in result.differences if effect.column in RATES and effect.before]
     return min((effect.after / effect.before for effect in rates), default=1.0)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gpuscope._types import Floats
-from gpuscope.analysis.noise import student_t
+from gpuscope.analysis.certainty import student_t
 
 POWER = 0.8
 """How often the smallest shift that could have been seen would be."""

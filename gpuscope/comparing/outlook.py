@@ -12,8 +12,8 @@ from typing import TypeAlias
 import numpy as np
 
 from gpuscope._types import Floats
-from gpuscope.analysis.noise import Estimate, least_of
-from gpuscope.analysis.race import CLOSE, Goal, Race, Values
+from gpuscope.comparing.noise import Estimate, least_of
+from gpuscope.comparing.race import CLOSE, Goal, Race, Values
 
 Place: TypeAlias = tuple[str, tuple[int, ...]]
 """Setting of the experiment, and the place of each parameter's value in its list."""

@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gpuscope.analysis.outlook import Outlook, ends_of
-from gpuscope.analysis.race import CLOSE, Goal, Race
+from gpuscope.comparing.outlook import Outlook, ends_of
+from gpuscope.comparing.race import CLOSE, Goal, Race
 
 RATE = Goal("load", "calls_per_s")
 TIME = Goal("fast", "latency_p90_us", 100.0)

@@ -22,6 +22,13 @@ def public(
     homes
         Name → module that has it; a module that is itself the name ends in it. If not given, what
         the room imports ``as`` itself for type checkers.
+
+    Examples
+    --------
+    >>> from gpuscope.extending import public
+    >>> resolve, _, names = public("gpuscope", {"Gemm": "gpuscope.workloads.gemm"})
+    >>> names
+    ['Gemm']
     """
     homes = _homes(room) if homes is None else homes
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
 from gpuscope import _locks
-from gpuscope._checks import given
+from gpuscope._checks import door, given
 from gpuscope._optional import require
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.carve import SmLayout
@@ -94,7 +94,13 @@ def all_locked(device: Device, names: Sequence[str]) -> Iterator[None]:
 
 
 def make_locks() -> None:
-    """Make the lock files of all GPUs, for processes of this host that may write nothing."""
+    """Make the lock files of all GPUs, for processes of this host that may write nothing.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.search.make_locks()
+    """
     for gpu in driver.gpus():
         os.close(_lock_file(gpu.uuid))
 
@@ -322,6 +328,7 @@ def _has_ended(executor: Executor) -> bool:
     return getattr(client, "status", None) in {"closing", "closed"}
 
 
+@door(executor=(Executor, str), processes=Callable)
 @contextmanager
 def executor_of(
     executor: Executor | str, processes: Callable[[int], Executor] = Processes
@@ -330,6 +337,8 @@ def executor_of(
 
     Parameters
     ----------
+    executor
+        One, ``"processes:N"`` or ``"dask://HOST:PORT"``.
     processes
         What ``"processes:N"`` is.
 
@@ -341,6 +350,14 @@ def executor_of(
         Dask is not installed.
     GpuscopeError
         No scheduler of Dask answers there.
+
+    Examples
+    --------
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> import gpuscope as gs
+    >>> with gs.search.executor_of("processes:2", ThreadPoolExecutor) as workers:
+    ...     workers.submit(pow, 2, 10).result()
+    1024
     """
     if isinstance(executor, Executor):
         yield executor

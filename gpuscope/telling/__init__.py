@@ -22,6 +22,7 @@ from gpuscope.telling.media import to_text as to_text
 from gpuscope.telling.of_trace import confinement_verdict as confinement_verdict
 from gpuscope.telling.of_tuning import TunedWords as TunedWords
 from gpuscope.telling.of_tuning import tuned as tuned
+from gpuscope.telling.rows import find as find
 from gpuscope.telling.rules import RULES as RULES
 from gpuscope.telling.rules import Rule as Rule
 

@@ -46,7 +46,7 @@ else:
     raise AssertionError("an experiment without workloads was taken")
 """
 WHOLE = """
-from lessons import play
+from playing import play
 
 played = play("00_quickstart.ipynb", changed={"dashboard": ""})  # widgets need JupyterLab
 assert "SIMULATED" in played.values["timeline"].layout.title.text

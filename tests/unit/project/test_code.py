@@ -16,26 +16,26 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 15_070,
+    "": 15_251,
     "analyses": 4_191,
-    "analysis": 84_960,
+    "analysis": 84_970,
     "cli": 14_776,
-    "device": 49_157,
+    "device": 49_509,
     "experiments": 20_282,
     "figures": 7_995,
     "formats": 48_554,
     "judging": 16_732,
-    "learn": 38_777,
-    "races": 17_014,
-    "record": 53_847,
+    "lessons": 33_512,
+    "races": 21_078,
+    "record": 53_878,
     "report": 5_237,
-    "search": 17_331,
+    "search": 17_351,
     "simulator": 66_458,
-    "telling": 20_535,
+    "telling": 20_772,
     "timeline": 50_043,
     "trace": 34_205,
     "widgets": 33_277,
-    "workloads": 20_226,
+    "workloads": 20_830,
 }
 """Tokens of each room and of the root: may only go down, unless a feature is added: then by
 what the feature takes."""
@@ -43,7 +43,7 @@ DENSITY = 9.65
 """Tokens a line: may only go down."""
 ANY_PER_10000 = 4.0
 """May only go down."""
-ALIASES_OF_ANY = 2
+ALIASES_OF_ANY = 3
 DIALECT = 226
 """May only go down."""
 PRIVATE_READS = 0

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuscope.errors import GpuscopeError
-
 FOLDER = "_shipped_files"
 """Of the package, in a wheel; in a checkout the files are where they are written."""
 
@@ -16,18 +14,6 @@ def files(root: Path) -> list[Path]:
 
 
 def root() -> Path:
-    """Return the folder that has the files: the wheel's, or the checkout.
-
-    Raises
-    ------
-    GpuscopeError
-        Only the package is here.
-    """
-    package = Path(__file__).parent
-    for folder in (package / FOLDER, package.parent):
-        if (folder / "examples" / "quickstart.toml").is_file():
-            return folder
-    raise GpuscopeError(
-        f"the examples are missing beside {str(package)!r}: install gpuscope from its wheel, or "
-        "from a checkout"
-    )
+    """Return the folder that has the files: the wheel's, or the checkout."""
+    packed = Path(__file__).parent / FOLDER
+    return packed if packed.is_dir() else packed.parents[1]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from gpuscope._checks import door
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.model import Trace
@@ -43,10 +41,13 @@ def find(trace: Trace, name: str | None, nth: int = 0, *, kind: str | None = Non
     """
     kinds = ("kernel", "memcpy", "memset", "host function") if kind is None else (kind,)
     rows = trace.where(kind=kinds)
-    labels = zip(rows.texts("category"), rows.texts("name"), strict=True)
-    matching = np.flatnonzero([name is None or name in pair for pair in labels])
+    columns = rows.array("start_ns"), rows.array("id"), rows.texts("category"), rows.texts("name")
+    matching = sorted(
+        (start_ns, row)
+        for start_ns, row, *labels in zip(*columns, strict=True)
+        if name is None or name in labels
+    )
     if not -len(matching) <= nth < len(matching):
         what = "such rows" if name is None else f"rows called {name!r}"
         raise MissingEvidence(f"the trace has {len(matching)} {what}, so there is no number {nth}")
-    order = matching[np.argsort(rows.array("start_ns")[matching], kind="stable")]
-    return int(rows.array("id")[order[nth]])
+    return int(matching[nth][1])

@@ -204,11 +204,7 @@ def _put_back(lesson: ModuleType) -> Iterator[None]:
     lesson names in lower case stays: it may change. What is called then, it has from before.
     """
     get, put, drop, key, kind, module = getattr, setattr, delattr, id, type, ModuleType
-    ours = {
-        name: imported
-        for name, imported in sys.modules.items()
-        if name.split(".")[0] in ("gpuscope", "gpuscope_lessons")
-    }
+    ours = {name: imported for name, imported in sys.modules.items() if name.startswith("gpuscope")}
     owners: list[object] = [builtins, random, np, lesson, *ours.values()]
     ids = {id(holder) for owner in owners for holder in (owner, vars(owner))}
     whose = {*ours, "__main__"}

@@ -14,7 +14,6 @@ from typing import Never, Self, TypeVar
 import numpy as np
 
 from gpuscope.device import Device, Graph, NativeArray
-from gpuscope.device import Stream as OurStream
 from gpuscope.errors import CapabilityError, StreamError
 from gpuscope.extending import door, given, require_kind
 from gpuscope_lessons._types import Untyped
@@ -137,7 +136,7 @@ class Stream(_Part):
         _require_here(self._cuda, device)
         _require_usual(**others)
         self._stream = self._cuda._device.create_stream(priority=priority)
-        self._cuda._streams.append(self._stream)
+        self._cuda._streams.callback(self._stream.close)
 
     def __enter__(self) -> Self:
         self._cuda._of_thread.streams.append(self)
@@ -254,21 +253,15 @@ class _OfThread(threading.local):
         self.streams = list[Stream]()
 
 
-def _close(streams: list[OurStream]) -> None:
-    with contextlib.ExitStack() as closing:  # also when one fails
-        for stream in streams:
-            closing.callback(stream.close)
-
-
 class Cuda(_Part):
     """The part of ``torch.cuda``."""
 
     def __init__(self, device: Device) -> None:
         self._device, self._of_thread = device, _OfThread()
         self._index = device.info.index
-        self._streams: list[OurStream] = []
+        self._streams = contextlib.ExitStack()  # closes all, also when one fails
         self._pools = itertools.count(1)
-        weakref.finalize(self, _close, self._streams).atexit = False
+        weakref.finalize(self, self._streams.close).atexit = False
         self.Stream, self.Event = self._of(Stream), self._of(Event)
         self.ExternalStream = self._of(ExternalStream, self.Stream)
         self.CUDAGraph = self._of(CUDAGraph)

@@ -17,8 +17,7 @@ _PATTERNS = (
 
 def files(root: Path) -> list[Path]:
     """Return what comes with the lessons, below a checkout or what a wheel holds of it."""
-    paths = (path for pattern in _PATTERNS for path in root.glob(pattern))
-    return sorted(path for path in paths if path.is_file())
+    return sorted(path for pattern in _PATTERNS for path in root.glob(pattern) if path.is_file())
 
 
 def root() -> Path:

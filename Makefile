@@ -78,7 +78,7 @@ test:
 	@$(PY) -m compileall -q gpuscope lessons/gpuscope_lessons
 	@$(MAKE) --no-print-directory -j style types types-of-scripts other-programs
 	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist worksteal \
-		$$(test '$(READERS)' != no || echo --ignore=tests/interop)
+		$$(test '$(READERS)' != no || echo --ignore=tests/interop --ignore=lessons/tests/interop)
 	@test '$(UI)' = no || $(PY) -m pytest -m ui -n 2 --dist loadfile
 	@test '$(WHEEL)' = no || $(MAKE) --no-print-directory test-wheel
 
@@ -102,7 +102,7 @@ coverage:
 	@$(SETUP) test
 	@test '$(READERS)' = no || scripts/readers.sh
 	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist worksteal --cov --cov-report= \
-		$$(test '$(READERS)' != no || echo --ignore=tests/interop)
+		$$(test '$(READERS)' != no || echo --ignore=tests/interop --ignore=lessons/tests/interop)
 
 mutants:
 	@$(SETUP) test
@@ -129,7 +129,7 @@ test-pythons:
 		folder=.cache/python$$version; \
 		command -v python$$version >/dev/null || { echo "python$$version is not installed"; continue; }; \
 		python$$version scripts/setup_venv.py --cuda none --folder $$folder test && \
-		$$folder/bin/python -m pytest -m "not gpu and not ui" --ignore=tests/interop -n auto --dist loadfile || exit; \
+		$$folder/bin/python -m pytest -m "not gpu and not ui" --ignore=tests/interop --ignore=lessons/tests/interop -n auto --dist loadfile || exit; \
 	done
 
 test-lowest:

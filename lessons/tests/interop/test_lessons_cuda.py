@@ -6,8 +6,9 @@ import re
 import subprocess
 
 import pytest
-from playing import LESSONS, mended, real_code, solutions
+from playing import LESSONS, NOTEBOOKS, mended, real_code, solutions
 
+HEADERS = NOTEBOOKS.parent / ".cache" / "readers" / "cuda" / "nvidia" / "cu13" / "include"
 KERNELS = (
     "a", "ask", "attention", "b", "backward", "c", "count", "draft", "first", "histogram", "job",
     "join", "kernel", "large_work", "layer", "prefill", "last", "late", "later", "left", "load_block", "one",
@@ -105,6 +106,13 @@ OWN = {
     ("14", 6): "float* page;",
 }
 """Lesson and piece of code → what is of another type there."""
+
+
+@pytest.fixture(scope="session")
+def cuda_headers():
+    """Return the folder of CUDA's headers."""
+    assert HEADERS.exists(), "run scripts/readers.sh, as `make test` does"
+    return HEADERS
 
 
 @pytest.mark.parametrize("name", LESSONS)

@@ -1,4 +1,5 @@
 // A question of a lesson: its fields, what was answered, and the check.
+const CHANGES = "change:locked change:said change:tone";
 let forms = 0;
 
 // Make an element. A notebook takes keys, such as the arrows, for itself, unless the very element that

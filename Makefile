@@ -46,8 +46,8 @@ help:
 	@echo 'make test        set up, check style, types and arrows, run every test that needs no GPU'
 	@echo 'make coverage    the same without a browser, and how many lines it reaches: twice the time'
 	@echo 'make mutants     how many of 100 planted defects the tests notice: hours'
-	@echo 'make test-wheel  build a wheel and use it in an environment of its own'
-	@echo 'make wheels      sdist, pure wheel, and a wheel for each Python of $(PYTHONS) that is installed, in dist/'
+	@echo 'make test-wheel  build wheels of gpuscope and the lessons and use them in environments of their own'
+	@echo 'make wheels      of both: sdist, pure wheel, and of gpuscope a wheel for each Python of $(PYTHONS) that is installed, in dist/'
 	@echo 'make test-perfetto   the trace processor that Perfetto offers for download reads our traces'
 	@echo 'make test-wheels use each of these in an environment of its own, and time it'
 	@echo 'make test-pythons   the tests without a browser on each Python of $(PYTHONS) that is installed'
@@ -75,10 +75,10 @@ check:
 # Many tests start processes: with bytecode each takes a second less, even where none is to be written.
 test:
 	@$(SETUP) test
-	@$(PY) -m compileall -q gpuscope
+	@$(PY) -m compileall -q gpuscope lessons/gpuscope_lessons
 	@$(MAKE) --no-print-directory -j style types types-of-scripts other-programs
 	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist worksteal \
-		$$(test '$(READERS)' != no || echo --ignore=tests/interop)
+		$$(test '$(READERS)' != no || echo --ignore=tests/interop --ignore=lessons/tests/interop)
 	@test '$(UI)' = no || $(PY) -m pytest -m ui -n 2 --dist loadfile
 	@test '$(WHEEL)' = no || $(MAKE) --no-print-directory test-wheel
 
@@ -102,7 +102,7 @@ coverage:
 	@$(SETUP) test
 	@test '$(READERS)' = no || scripts/readers.sh
 	$(PY) -m pytest -m "not gpu and not ui" -n auto --dist worksteal --cov --cov-report= \
-		$$(test '$(READERS)' != no || echo --ignore=tests/interop)
+		$$(test '$(READERS)' != no || echo --ignore=tests/interop --ignore=lessons/tests/interop)
 
 mutants:
 	@$(SETUP) test
@@ -129,14 +129,14 @@ test-pythons:
 		folder=.cache/python$$version; \
 		command -v python$$version >/dev/null || { echo "python$$version is not installed"; continue; }; \
 		python$$version scripts/setup_venv.py --cuda none --folder $$folder test && \
-		$$folder/bin/python -m pytest -m "not gpu and not ui" --ignore=tests/interop -n auto --dist loadfile || exit; \
+		$$folder/bin/python -m pytest -m "not gpu and not ui" --ignore=tests/interop --ignore=lessons/tests/interop -n auto --dist loadfile || exit; \
 	done
 
 test-lowest:
 	@rm -rf .cache/lowest
 	@python3.11 -m venv .cache/lowest
 	@.cache/lowest/bin/python -m pip install -q uv==0.13.9
-	.cache/lowest/bin/uv pip install --python .cache/lowest/bin/python --resolution lowest-direct --editable '.[test]'
+	.cache/lowest/bin/uv pip install --python .cache/lowest/bin/python --resolution lowest-direct --editable '.[test]' --editable lessons
 	.cache/lowest/bin/gpuscope quickstart --force --out .cache/lowest/quickstart
 	.cache/lowest/bin/python -m pytest -n auto --dist loadfile $(USES_PACKAGES)
 

@@ -23,13 +23,13 @@ from typing import Any
 
 import facts
 
-from gpuscope.learn.handed_in import asked, read_cells
+from gpuscope_lessons.handed_in import asked, read_cells
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
+sys.path[:0] = [str(ROOT / "lessons" / "tests"), str(ROOT / "tests")]
 
 from lesson_answers import KEYS  # noqa: E402 - the tests' solutions
-from lessons import LESSONS, NOTEBOOKS, cells, solutions  # noqa: E402
+from playing import LESSONS, NOTEBOOKS, cells, solutions  # noqa: E402
 
 CELL_S, NOTEBOOK_S, GOAL_MINUTES = 20, 60, 2.0
 BLOCK = "while True:\n    try:\n        time.sleep(9)\n    except BaseException: pass"

@@ -38,7 +38,7 @@ def resident() -> int:
 
 def launcher(gpu: Device, stream: Stream) -> Callable[[], int]:
     """Return what launches AT_ONCE times, and says how often it did."""
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
 
     def launch_own() -> None:
         stream.launch(kernel, 1_000, grid=1, block=32)

@@ -34,7 +34,7 @@ def child(device: str, launches: int) -> None:
         import gpuscope as gs
 
         gpu = gs.open_device(device, quiet=True)
-        stream, kernel = gpu.create_stream(), gs.learn.spin_kernel(gpu)
+        stream, kernel = gpu.create_stream(), gs.workloads.spin_kernel(gpu)
         for number in range(launches):
             stream.launch(kernel, 1_000, grid=1, block=32)
             if number % AT_ONCE == 0:

@@ -45,7 +45,7 @@ def programs(device: str) -> dict[str, tuple[Callable[[], object], int, Callable
         import gpuscope as gs
 
         gpu = gs.open_device(device, quiet=True)
-        stream, kernel = gpu.create_stream(), gs.learn.spin_kernel(gpu)
+        stream, kernel = gpu.create_stream(), gs.workloads.spin_kernel(gpu)
         handle = gs.Gemm(gpu, m=64, n=64, k=64)
         return {
             "modules": (

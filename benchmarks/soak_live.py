@@ -40,7 +40,7 @@ class Launcher(threading.Thread):
         self.label = f"w{number}"
         self.stream = gpu.create_stream(name=f"s{number}")
         self.handle = gs.Gemm(gpu, m=64, n=64, k=64, name=self.label)
-        self.kernel = gs.learn.spin_kernel(gpu)
+        self.kernel = gs.workloads.spin_kernel(gpu)
         self.handle.execute(stream=self.stream)
         self.stream.launch(self.kernel, 1_000, grid=1, block=32)
         self.stream.synchronize()

@@ -1,6 +1,6 @@
 """JupyterHub on one machine, to try a class before it: any name, one password.
 
-    pip install jupyterhub nbgitpuller '.[full]'
+    pip install jupyterhub nbgitpuller '.[full]' ./lessons
     npm install -g configurable-http-proxy
     CLASS_PASSWORD=... jupyterhub -f classroom/jupyterhub_config.py
 

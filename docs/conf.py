@@ -71,7 +71,7 @@ def _leave_out_foreign(_app: Any, _what: str, _name: str, item: Any, *_: Any) ->
 
 def setup(app: Any) -> None:
     """Register what runs at building."""
-    sys.path.insert(0, str(HERE.parent))
+    sys.path[:0] = [str(HERE.parent), str(HERE.parent / "lessons")]
     app.connect("builder-inited", _bring_notebooks, priority=100)
     app.connect("source-read", _link_to_lessons)
     app.connect("autodoc-skip-member", _leave_out_foreign)

@@ -35,7 +35,14 @@ _WORDS: dict[object, str] = {
 
 
 def given(value: object) -> str:
-    """Say what an argument was: its value where that is plain, else its type."""
+    """Say what an argument was: its value where that is plain, else its type.
+
+    Examples
+    --------
+    >>> from gpuscope.extending import given
+    >>> given(3), given([3])
+    ('3', 'list')
+    """
     if value is None or isinstance(value, bool | int | float | str):
         try:
             return clean(repr(value), _LIMIT)
@@ -52,7 +59,25 @@ def count(
     most: int | None = None,
     error: Callable[[str], GpuscopeError] = InvalidArgument,
 ) -> int:
-    """Return a whole number from ``least`` to ``most``; no bool, and no float that is one."""
+    """Return a whole number from ``least`` to ``most``; no bool, and no float that is one.
+
+    Parameters
+    ----------
+    name, value
+        Of the argument.
+    least, most
+        What it may be; ``None``: there is no most.
+    error
+        What is raised otherwise, made of a text.
+
+    Examples
+    --------
+    >>> from gpuscope.extending import count
+    >>> count("repeats", 0, least=1)
+    Traceback (most recent call last):
+        ...
+    gpuscope.errors.InvalidArgument: repeats is 0; a whole number of at least 1 is needed
+    """
     try:
         number = least - 1 if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -84,7 +109,13 @@ def length_ns(name: str, value: str | float) -> int:
 
 @dataclass(frozen=True)
 class MappingOf:
-    """A kind of argument: a mapping of text to values of one kind."""
+    """A kind of argument: a mapping of text to values of one kind.
+
+    Examples
+    --------
+    >>> from gpuscope.extending import MappingOf, require_kind
+    >>> require_kind("sizes", {"a": 1}, MappingOf(int))
+    """
 
     value: Kind
 
@@ -100,6 +131,11 @@ class SeveralOf:
     ----------
     of
         What may hold them: :data:`IN_ANY_ORDER` where their order means nothing.
+
+    Examples
+    --------
+    >>> from gpuscope.extending import SeveralOf, require_kind
+    >>> require_kind("names", ["a", "b"], SeveralOf(str))
     """
 
     value: Kind
@@ -117,6 +153,19 @@ def door(*annotated: str, **kinds: Kind) -> Callable[[Callable[_P, _R]], Callabl
     ----------
     annotated
         Arguments whose kind is what their annotation says.
+    kinds
+        Argument → its kind, or a tuple of kinds.
+
+    Examples
+    --------
+    >>> from gpuscope.extending import door
+    >>> @door("name", repeats=int)
+    ... def greet(name: str, repeats=1):
+    ...     print("hello", name)
+    >>> greet("Ada", repeats="two")
+    Traceback (most recent call last):
+        ...
+    gpuscope.errors.InvalidArgument: repeats is 'two'; a whole number is needed
     """
     wanted = {name: kind if isinstance(kind, tuple) else (kind,) for name, kind in kinds.items()}
 
@@ -155,7 +204,23 @@ def _kinds_of(hint: Kind) -> tuple[Kind, ...]:
 
 
 def require_kind(name: str, value: object, *kinds: Kind) -> None:
-    """Raise :class:`InvalidArgument` unless ``value`` is of one of the kinds that a door takes."""
+    """Raise :class:`InvalidArgument` unless ``value`` is of one of the kinds that a door takes.
+
+    Parameters
+    ----------
+    name, value
+        Of the argument.
+    kinds
+        As :func:`door` takes them.
+
+    Examples
+    --------
+    >>> from gpuscope.extending import require_kind
+    >>> require_kind("name", 3, str, None)
+    Traceback (most recent call last):
+        ...
+    gpuscope.errors.InvalidArgument: name is 3; text or None is needed
+    """
     exact = type(value)
     if exact in kinds and exact is not int and exact is not float:  # the common case, quickly
         return
@@ -209,6 +274,13 @@ def _word(kind: Kind) -> str:
 
 
 def closest(name: object, known: Iterable[str]) -> str:
-    """Suggest what a name may have been meant to be, in brackets; or nothing."""
+    """Suggest which of ``known`` a ``name`` may have been meant to be, in brackets; or nothing.
+
+    Examples
+    --------
+    >>> from gpuscope.extending import closest
+    >>> closest("strem", ["stream", "event"])
+    " (did you mean 'stream'?)"
+    """
     near = get_close_matches(name, list(known), 1) if isinstance(name, str) else []
     return f" (did you mean {clean(near[0], _LIMIT)!r}?)" if near else ""

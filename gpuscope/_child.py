@@ -12,7 +12,7 @@ import pkgutil
 import sys
 
 
-def command(entry: str, *arguments: str) -> list[str]:
+def python_command(entry: str, *arguments: str) -> list[str]:
     """Return the command that calls a function in a new process of this Python.
 
     That process starts without its folder on ``sys.path`` and imports gpuscope from where it is
@@ -26,6 +26,13 @@ def command(entry: str, *arguments: str) -> list[str]:
         As ``"gpuscope.module:function"``.
     arguments
         The function's ``sys.argv[1:]``.
+
+    Examples
+    --------
+    >>> import subprocess
+    >>> from gpuscope.extending import python_command
+    >>> subprocess.run(python_command("platform:node")).returncode
+    0
     """
     folders = []
     for folder in sys.path:
@@ -37,7 +44,7 @@ def command(entry: str, *arguments: str) -> list[str]:
 
 
 def main() -> None:
-    """Call what :func:`command` names."""
+    """Call what :func:`python_command` names."""
     folders = json.loads(sys.argv.pop(1))
     entry = sys.argv.pop(1)
     sys.argv[0] = "gpuscope"

@@ -43,6 +43,12 @@ def make_empty_folder(folder: Path) -> None:
     ------
     GpuscopeError
         It cannot be made, or there is something in it.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from gpuscope.extending import make_empty_folder
+    >>> make_empty_folder(Path("made"))
     """
     make_folder(folder)
     if any(folder.iterdir()):
@@ -98,6 +104,8 @@ def check_new(*paths: Path, replace: bool = False) -> None:
 
     Parameters
     ----------
+    paths
+        Of the files.
     replace
         Whether the user said that files that are there may be lost.
 
@@ -105,6 +113,12 @@ def check_new(*paths: Path, replace: bool = False) -> None:
     ------
     GpuscopeError
         A folder does not exist or cannot be written, or a file is there that may not be replaced.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from gpuscope.extending import check_new
+    >>> check_new(Path("table.csv"))
     """
     for path in paths:
         with _refusing(path):
@@ -134,12 +148,26 @@ def _refusing(path: Path) -> Iterator[None]:
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Path:
-    """Write a table for spreadsheets, in which no text is read as a formula; returns the path.
+    r"""Write a table for spreadsheets, in which no text is read as a formula; returns the path.
+
+    Parameters
+    ----------
+    path
+        Of the file, which is replaced as a whole.
+    columns, rows
+        What is written.
 
     Raises
     ------
     GpuscopeError
         The file could not be written.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from gpuscope.extending import write_csv
+    >>> write_csv(Path("sums.csv"), ["sum"], [["=1+1"]]).read_text()
+    "sum\n'=1+1\n"
     """
     with (
         replacing(path) as temporary,
@@ -158,7 +186,20 @@ def _cell(value: object) -> object:
 
 
 def write_text(path: Path, text: str) -> Path:
-    """Write a text, whole or not at all, as :func:`replacing` does; returns its path."""
+    """Write a ``text`` to a ``path``, whole or not at all; returns the path.
+
+    Raises
+    ------
+    GpuscopeError
+        The file could not be written.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from gpuscope.extending import write_text
+    >>> write_text(Path("a.txt"), "hello").read_text()
+    'hello'
+    """
     with replacing(path) as temporary:
         temporary.write_text(text, "utf-8")
     return path

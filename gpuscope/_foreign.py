@@ -32,11 +32,28 @@ _LONG_KEY = re.compile(rf"(?<![\w-])(?:{_PART}){{{_MOST_PARTS}}}")
 
 
 class Malformed(ValueError):
-    """It is not TOML or not JSON, or exceeds a limit; says why, in a clause about "it"."""
+    """It is not TOML or not JSON, or exceeds a limit; says why, in a clause about "it".
+
+    Examples
+    --------
+    >>> from gpuscope.extending import Malformed, loads
+    >>> try:
+    ...     loads("1" * 400)
+    ... except Malformed as error:
+    ...     print(error)
+    it holds a whole number of more than 300 digits
+    """
 
 
 def load(path: Path, form: Form = "JSON", most_bytes: int = MADE_BYTES) -> Any:
     """Read a file.
+
+    Parameters
+    ----------
+    path
+        Of the file.
+    form, most_bytes
+        As of :func:`loads`.
 
     Raises
     ------
@@ -44,6 +61,13 @@ def load(path: Path, form: Form = "JSON", most_bytes: int = MADE_BYTES) -> Any:
         It cannot be opened.
     Malformed
         As of :func:`loads`.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> from gpuscope.extending import load, write_text
+    >>> load(write_text(Path("facts.toml"), "a = 1"), "TOML")
+    {'a': 1}
     """
     return loads(read_bytes(path, most_bytes), form, most_bytes)
 
@@ -51,10 +75,25 @@ def load(path: Path, form: Form = "JSON", most_bytes: int = MADE_BYTES) -> Any:
 def loads(text: str | bytes, form: Form = "JSON", most_bytes: int = MADE_BYTES) -> Any:
     """Read a text. A byte order mark in front is left out.
 
+    Parameters
+    ----------
+    text
+        As a text, or its bytes in UTF-8.
+    form
+        ``"JSON"`` or ``"TOML"``.
+    most_bytes
+        How long it may be.
+
     Raises
     ------
     Malformed
         It is not valid, or has too many characters, levels or digits.
+
+    Examples
+    --------
+    >>> from gpuscope.extending import loads
+    >>> loads('{"a": [1, 2]}')
+    {'a': [1, 2]}
     """
     words = decoded(text) if isinstance(text, bytes) else text.removeprefix("\ufeff")
     if len(words) > most_bytes:

@@ -19,6 +19,14 @@ def public(room: str) -> tuple[Callable[[str], object], Callable[[], list[str]],
     ----------
     room
         Its ``__name__``.
+
+    Examples
+    --------
+    >>> import gpuscope.search
+    >>> from gpuscope.extending import public
+    >>> resolve, _, names = public("gpuscope.search")
+    >>> "sweep" in names, resolve("sweep") is gpuscope.search.sweep
+    (True, True)
     """
     homes = _homes(room)
 

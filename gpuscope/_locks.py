@@ -19,6 +19,11 @@ def lock(opened: int | IO[bytes]) -> None:
 def try_lock(opened: int | IO[bytes]) -> bool:
     """Hold the lock of an open file or folder until it is closed, unless another holds it.
 
+    Parameters
+    ----------
+    opened
+        The file, or the descriptor of a folder.
+
     Returns
     -------
     bool
@@ -28,6 +33,13 @@ def try_lock(opened: int | IO[bytes]) -> bool:
     ------
     OSError
         The file system has no locks.
+
+    Examples
+    --------
+    >>> from gpuscope.extending import try_lock
+    >>> with open("journal", "wb") as first, open("journal", "rb") as second:
+    ...     try_lock(first), try_lock(second)
+    (True, False)
     """
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -16,6 +16,7 @@ _EXTRAS = {
     **dict.fromkeys(("rich", "tomli_w", "typer"), "cli"),
     "distributed": "dask",
     "duckdb": "sql",
+    "gpuscope_lessons": "lessons",
     "jupyterlab": "lab",
     "nvtx": "nvtx",
     "perfetto": "perfetto",

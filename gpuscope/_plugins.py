@@ -17,12 +17,7 @@ _T = TypeVar("_T")
 
 ROOMS = {
     "gpuscope.backends": {"sim": "gpuscope.simulator.registered:SIMULATED"},
-    "gpuscope.commands": {
-        "assignment": "gpuscope.learn.command:assignment_command",
-        "calibrate": "gpuscope.simulator.calibration.command:calibrate_command",
-        "grade": "gpuscope.learn.command:grade_command",
-        "lessons": "gpuscope.learn.command:lessons_command",
-    },
+    "gpuscope.commands": {"calibrate": "gpuscope.simulator.calibration.command:calibrate_command"},
     "gpuscope.forecasters": {"simulator": "gpuscope.simulator.forecast.stand_ins:Simulated"},
     "gpuscope.observers": {"hazards": "gpuscope.races.observer:observe"},
     "gpuscope.queries": {"sql": "gpuscope.analyses.sql:query"},

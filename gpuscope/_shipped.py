@@ -1,41 +1,19 @@
-"""What comes with gpuscope beside its code: lessons, examples, and the pages that they link to."""
+"""What comes with gpuscope beside its code: examples."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from gpuscope.errors import GpuscopeError
-
 FOLDER = "_shipped_files"
 """Of the package, in a wheel; in a checkout the files are where they are written."""
-_PATTERNS = (
-    "notebooks/*.ipynb",
-    "examples/*",
-    "docs/*.md",
-    "docs/howto/*.md",
-    "docs/images/*",
-)
 
 
 def files(root: Path) -> list[Path]:
     """Return what comes with gpuscope, below a checkout or what a wheel holds of it."""
-    paths = (path for pattern in _PATTERNS for path in root.glob(pattern))
-    return sorted(path for path in paths if path.is_file())
+    return sorted(path for path in root.glob("examples/*") if path.is_file())
 
 
 def root() -> Path:
-    """Return the folder that has the files: the wheel's, or the checkout.
-
-    Raises
-    ------
-    GpuscopeError
-        Only the package is here.
-    """
-    package = Path(__file__).parent
-    for folder in (package / FOLDER, package.parent):
-        if (folder / "examples" / "quickstart.toml").is_file():
-            return folder
-    raise GpuscopeError(
-        f"the lessons and examples are missing beside {str(package)!r}: install gpuscope from its "
-        "wheel, or from a checkout"
-    )
+    """Return the folder that has the files: the wheel's, or the checkout."""
+    packed = Path(__file__).parent / FOLDER
+    return packed if packed.is_dir() else packed.parents[1]

@@ -19,15 +19,23 @@ UNITS_NS = {"s": 10**9, "ms": 10**6, "µs": 10**3, "ns": 1}
 
 
 def clean(text: object, limit: int | None = None) -> str:
-    """Return foreign text on one line, without characters that reorder or break it.
+    r"""Return foreign text on one line, without characters that reorder or break it.
 
     Bidirectional controls, control characters and lone surrogates become U+FFFD, so that
     it shows that something stood there.
 
     Parameters
     ----------
+    text
+        What is shown as text.
     limit
         Longer text loses its middle, visibly.
+
+    Examples
+    --------
+    >>> from gpuscope.extending import clean
+    >>> clean("two\nlines"), clean("a very long name", 9)
+    ('two lines', 'a ve…name')
     """
     line = str(text)
     if limit is not None and len(line) > limit:  # before it is looked at: it may be very long

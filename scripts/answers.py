@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.text import Text
 
 import gpuscope as gs
+import gpuscope_lessons as learn
 from gpuscope.trace.store import save_trace
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -78,11 +79,11 @@ def prepared(folder: Path) -> None:
     """Put examples and recordings where the commands look for them."""
     shutil.copytree(ROOT / "examples", folder / "examples")
     (folder / "out" / "train").mkdir(parents=True)
-    save_trace(gs.learn.recording_of("torch"), folder / "out" / "train" / "train.parquet")
-    save_trace(gs.learn.case("A").trace, folder / "out" / "server.parquet")
+    save_trace(learn.recording_of("torch"), folder / "out" / "train" / "train.parquet")
+    save_trace(learn.case("A").trace, folder / "out" / "server.parquet")
     gpu = gs.open_device("sim:h200", quiet=True)
-    load = gs.learn.Step(gpu, 300_000, name="load_batch")
-    step = gs.learn.Step(gpu, 200_000, name="train_step", after=[load])
+    load = gs.workloads.Step(gpu, 300_000, name="load_batch")
+    step = gs.workloads.Step(gpu, 200_000, name="train_step", after=[load])
     a, b = gpu.create_stream(name="loader"), gpu.create_stream(name="compute")
     with gs.profile(gpu, hazards=True) as recording:
         load.execute(stream=a)

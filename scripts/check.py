@@ -3,7 +3,8 @@
     python scripts/check.py [--since REF] [--list]
 
 What changed is what git says: commits since the branch left ``main`` (or ``REF``), what is not
-committed yet, and new files. A file of ``gpuscope/ROOM`` selects ``tests/unit/ROOM``; a page
+committed yet, and new files. A file of ``gpuscope/ROOM`` selects ``tests/unit/ROOM``, one of the
+lessons or of ``notebooks/`` theirs; a page
 selects the tests of the docs; a file that all rooms share selects all unit tests. The checks
 run side by side. `make test` runs everything.
 """
@@ -26,12 +27,15 @@ PROJECT = f"{UNIT}/project"
 DOCS = tuple(f"{PROJECT}/test_{name}.py" for name in ("docs", "map", "recipes", "contracts_page"))
 ALWAYS = (f"{PROJECT}/test_code.py", f"{PROJECT}/test_map.py")
 """Limits and the map, which every change of the package can break."""
+LESSONS = "lessons/tests/unit"
 SELECTED = (
     (r"gpuscope/(\w+)/", (f"{UNIT}/{{}}", *ALWAYS)),
     (r"(tests/unit/project/\w+\.py)", ("{}",)),
     (r"tests/unit/(\w+)/", (f"{UNIT}/{{}}",)),
-    (r"(gpuscope|tests)/[^/]+$|pyproject\.toml$", (UNIT,)),
-    (r"(docs|notebooks|benchmarks|scripts)/|[^/]+\.md$", (*DOCS, *ALWAYS)),
+    (r"(gpuscope|tests)/[^/]+$|(pyproject\.toml|conftest\.py)$", (UNIT, LESSONS)),
+    (r"lessons/", (LESSONS, *ALWAYS)),
+    (r"notebooks/", (LESSONS, *DOCS, *ALWAYS)),
+    (r"(docs|benchmarks|scripts)/|[^/]+\.md$", (*DOCS, *ALWAYS)),
     (r"examples/", (*DOCS, f"{UNIT}/experiments", f"{UNIT}/cli")),
 )
 """Pattern of a changed path → the tests that it selects; the first that matches counts."""

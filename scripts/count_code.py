@@ -1,4 +1,4 @@
-"""Count the package: tokens, `Any`s, dialect, private reads, imports by string, names.
+"""Count both packages: tokens, `Any`s, dialect, private reads, imports by string, names.
 
     python scripts/count_code.py [--json] [--where] [ROOM …]
 
@@ -27,7 +27,8 @@ Imports by string
 Class names of several classes
     Names without an underscore that top-level classes of several files have.
 
-With rooms, such as ``trace`` or ``record``, only their files count.
+The package of the lessons is a room of its own, ``lessons``. With rooms, such as ``trace`` or
+``record``, only their files count.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("gpuscope", "lessons/gpuscope_lessons")
 DIALECT = frozenset(
     {"one", "found", "place", "mine", "told", "own", "said"}
     | {"each", "known", "kept", "held", "there", "others"}
 )
 OTHERS = (".c", ".h", ".js", ".cu", ".css", ".html", ".txt", ".jinja")
-OUTSIDE_THE_CORE = ("simulator", "races", "learn")
+OUTSIDE_THE_CORE = ("simulator", "races", "lessons")
 """Rooms that the core does without."""
 BY_STRING = {
     "gpuscope/_compiled.py": "the module in C, which readers of imports take for the package",
@@ -132,7 +134,9 @@ def private_reads(tree: ast.Module, known: set[str]) -> list[tuple[int, str]]:
         names: list[str] = []
         if isinstance(node, ast.Attribute):
             owner, names = node.value, [node.attr]
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gpuscope."):
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
+            ("gpuscope.", "gpuscope_lessons")
+        ):
             names = [alias.name for alias in node.names]
         elif (
             isinstance(node, ast.Call)
@@ -223,7 +227,9 @@ def several_classes(trees: Mapping[str, ast.Module]) -> dict[str, list[str]]:
 
 
 def room_of(path: str) -> str:
-    """Return the room of a file of the package; ``""`` for a file of its root."""
+    """Return the room of a file; ``""`` for a file of gpuscope's root."""
+    if path.startswith("lessons/"):
+        return "lessons"
     return path.split("/")[1] if path.count("/") > 1 else ""
 
 
@@ -260,8 +266,8 @@ class Counts:
 
 
 def count(rooms: Sequence[str] = ()) -> Counts:
-    """Count the files of some rooms, or of the whole package."""
-    paths = sorted((ROOT / "gpuscope").rglob("*"))
+    """Count the files of some rooms, or all of both packages."""
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*"))]
     texts = {
         path.relative_to(ROOT).as_posix(): path.read_text("utf-8")
         for path in paths

@@ -35,7 +35,7 @@ if [ "$(cat "$site/.wheels" 2>/dev/null)" != "$listed" ]; then
 fi
 
 python3 "$root/scripts/compile_fastpath.py"
-PYTHONPATH="$site:$root${PYTHONPATH:+:$PYTHONPATH}"
+PYTHONPATH="$site:$root:$root/lessons${PYTHONPATH:+:$PYTHONPATH}"
 PATH="$site/bin:$PATH"
 export PYTHONPATH PATH
 "$@"

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-FOLDERS = ("tests/gpu", "tests/contract")
+FOLDERS = ("tests/gpu", "tests/contract", "lessons/tests/gpu")
 MOST_WORKERS = 6
 """So many shared an H200. A second GPU takes no more: nearly all tests open the first one."""
 NO_TESTS = 5
@@ -33,7 +33,9 @@ def workers(cores: int) -> int:
 
 def passes(count: int, markers: str, options: Sequence[str]) -> list[list[str]]:
     """Return pytest's arguments of both passes."""
-    has_paths = any(option.startswith("tests/") or ".py" in option for option in options)
+    has_paths = any(
+        option.startswith(("tests/", "lessons/")) or ".py" in option for option in options
+    )
     chosen = [*options, *(() if has_paths else FOLDERS)]
     also = f" and ({markers})" if markers else ""
     return [

@@ -47,7 +47,7 @@ CHANGES = {
     "02_streams.ipynb": {"run-legacy": [_STAND_IN, _CLOSE, _CALL], "quiz-per-thread": [_CALL]},
 }
 """Notebook → cell → text that needs a second thread, and what stands in its place."""
-INSTALL = "%pip install -q gpuscope[notebook]"
+INSTALL = "%pip install -q gpuscope-lessons"
 CDN = "https://cdn.jsdelivr.net/pyodide/"
 UNREACHED = """<script type="module">
 const lacking = [];
@@ -151,10 +151,11 @@ def pinned(names: list[str]) -> list[str]:
 
 
 def wheels(python: Path, folder: Path) -> None:
-    """Put gpuscope's wheel and those of its pure-Python dependencies into a folder."""
+    """Put both packages' wheels and those of their pure-Python dependencies into a folder."""
     print("collecting wheels …", flush=True)
     pip = [python, "-m", "pip"]
-    quietly([*pip, "wheel", "--no-deps", "--wheel-dir", folder, ROOT], GPUSCOPE_PURE="1")
+    wheel = [*pip, "wheel", "--no-deps", "--wheel-dir", folder]
+    quietly([*wheel, ROOT, ROOT / "lessons"], GPUSCOPE_PURE="1")
     pure = ["--platform", "any", "--only-binary", ":all:", "--no-deps", "--dest", folder]
     quietly([*pip, "download", *pure, *pinned(PURE)])
 

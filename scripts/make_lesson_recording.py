@@ -3,17 +3,19 @@
     python scripts/make_lesson_recording.py
 
 The functions are those of notebooks/10_your_own_code.ipynb: its cells tagged ``recorded`` are
-run, and each function is recorded into gpuscope/learn/recordings/.
+run, and each function is recorded into lessons/gpuscope_lessons/recordings/.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from pathlib import Path
 
 import gpuscope as gs
-from gpuscope.learn.recorded import RECORDINGS, note_of, observe
+from gpuscope.trace import Trace
+from gpuscope_lessons.recorded import RECORDED, RECORDINGS, observe
 
 NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "10_your_own_code.ipynb"
 FUNCTIONS = {"cupy": "cupy_code", "torch": "torch_code", "partition": "partition_code"}
@@ -34,6 +36,13 @@ def main() -> None:
         trace = trace.with_metadata(notes=(*trace.metadata.notes, note))
         path = gs.export(trace, RECORDINGS / f"{name}.parquet")
         print(f"{name}: {trace!r}, {path.stat().st_size / 1024:.0f} KiB")
+
+
+def note_of(trace: Trace, day: str, source: str) -> str:
+    """Return the note that marks a trace as a shipped recording of this source code."""
+    names = ", ".join(str(facts.name) for facts in trace.metadata.devices.values())
+    digest = hashlib.sha256(source.strip().encode()).hexdigest()[:12]
+    return f"{RECORDED}{names}, {day}, code {digest}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Write docs/map.md: each room and module of the package, by its own first sentence.
+"""Write docs/map.md: each room and module of both packages, by its own first sentence.
 
     python scripts/map_page.py [--check]
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import rooms_picture
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE = ROOT / "gpuscope"
+PACKAGES = (ROOT / "gpuscope", ROOT / "lessons" / "gpuscope_lessons")
 PAGE = ROOT / "docs" / "map.md"
 HEAD = """# Map
 
@@ -51,7 +51,7 @@ def files(folder: Path) -> list[Path]:
 def page() -> str:
     """Return the page."""
     text = HEAD
-    folders = [PACKAGE, *sorted(path.parent for path in PACKAGE.rglob("__init__.py"))[1:]]
+    folders = [path.parent for package in PACKAGES for path in sorted(package.rglob("__init__.py"))]
     for folder in folders:
         name = f"{folder.relative_to(ROOT).as_posix()}/"
         sources = files(folder)
@@ -69,7 +69,8 @@ def silent() -> list[str]:
     named = {".py", ".c", ".js"}
     return [
         path.relative_to(ROOT).as_posix()
-        for path in sorted(PACKAGE.rglob("*"))
+        for package in PACKAGES
+        for path in sorted(package.rglob("*"))
         if path.suffix in named and not line(path)
     ]
 

@@ -3,8 +3,8 @@
     python scripts/questions.py 3 [--answers]
     python scripts/questions.py transfer [--answers]
 
-They are in tests/questions.toml; twenty on all lessons, each on several of their statements
-together, in tests/transfer.toml.
+They are in lessons/tests/questions.toml; twenty on all lessons, each on several of their statements
+together, in lessons/tests/transfer.toml.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import tomllib
 
 from coverage_page import ROOT, lesson
 
-TESTS = ROOT / "tests"
+TESTS = ROOT / "lessons" / "tests"
 ASKED = {
     name: asked
     for file in ("questions.toml", "transfer.toml")

@@ -25,7 +25,7 @@ PLACES = {  # room → column, row
     "formats": (0, 5), "report": (0, 6), "analyses": (0, 7), "comparing": (0, 8),
     "figures": (0, 9), "timeline": (0, 10), "telling": (0, 11), "analysis": (0, 12),
     "trace": (0, 13),
-    "learn": (2, 0), "races": (2, 1), "simulator": (2, 2),
+    "races": (2, 1), "simulator": (2, 2),
 }  # fmt: skip
 ARROWS = {
     "cli": ["judging", "widgets"], "judging": ["search"], "widgets": ["search"],
@@ -35,7 +35,7 @@ ARROWS = {
     "analyses": ["comparing"], "comparing": ["figures"], "figures": ["timeline"],
     "timeline": ["telling"], "telling": ["analysis"], "analysis": ["trace"],
 }  # fmt: skip
-REGISTERED = ("learn", "races", "simulator")
+REGISTERED = ("races", "simulator")
 WIDE, HIGH, ACROSS, DOWN, MARGIN = 260, 72, 290, 92, 12
 LETTERS, LINES = 38, 3
 """Of a line in a box, and how many there are."""

@@ -5,7 +5,7 @@
 
 ``test`` and ``docs`` install the versions in scripts/locked.txt, as CI does; the others what is
 newest, as users do. A stamp in the environment holds what was asked for and the hash of
-pyproject.toml and locked.txt: while they stay as they are, nothing is done.
+what both packages need and locked.txt: while they stay as they are, nothing is done.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ def main() -> int:
         done = None
     names = ",".join(sorted(extras))
     size = ", several GB for CUDA" if cuda else ""
-    print(f"installing gpuscope[{names}] into {name} ({why}{size}) …", flush=True)
+    print(f"installing gpuscope[{names}] and the lessons into {name} ({why}{size}) …", flush=True)
     locked = ["--constraint", str(LOCKED)] if asked.task in {"test", "docs"} else []
-    if status := _pip(folder, "install", *locked, "--editable", f"{ROOT}[{names}]"):
+    packages = [f"--editable={ROOT}[{names}]", f"--editable={ROOT / 'lessons'}"]
+    if status := _pip(folder, "install", *locked, *packages):
         print("the installation failed: pip says why above", file=sys.stderr)
         return status
     _write_stamp(folder, extras | (done or set()))
@@ -115,8 +116,8 @@ def _pip(folder: Path, command: str, *arguments: str) -> int:
 
 
 def _digest() -> str:
-    contents = (ROOT / "pyproject.toml").read_bytes() + LOCKED.read_bytes()
-    return hashlib.sha256(contents).hexdigest()
+    files = ROOT / "pyproject.toml", ROOT / "lessons" / "pyproject.toml", LOCKED
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _stamp_of(folder: Path) -> Path:

@@ -13,6 +13,7 @@ import json
 import pydoc
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def stable() -> dict[str, object]:
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     return {
         "version": gpuscope.__version__,
-        "names": {name: parameters(name) for name in names()},
+        "names": {name: parameters(name) for name in {*names(), *moved()}},
         "commands": {
             name: sorted(word for parameter in command.params for word in parameter.opts)
             for name, command in commands.items()
@@ -70,9 +71,17 @@ def names() -> list[str]:
     return sorted(listed)
 
 
+def moved() -> list[str]:
+    """Return the names of the latest release that still work, wherever they are now."""
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        before = json.loads(FILE.read_text("utf-8"))["names"]
+        return [name for name in before if pydoc.locate(f"gpuscope.{name}") is not None]
+
+
 def parameters(name: str) -> list[str]:
     """Return what a function or class takes by name; empty for what is not called."""
-    value = pydoc.locate(f"gpuscope.{name}")
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        value = pydoc.locate(f"gpuscope.{name}")
     if value is None:
         raise SystemExit(f"{REFERENCE.name} lists gpuscope.{name}, which there is not")
     try:

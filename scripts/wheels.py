@@ -3,10 +3,11 @@
     python scripts/wheels.py build FOLDER [VERSION …]    such as dist 3.11 3.12
     python scripts/wheels.py test [--extra full] FILE …
 
-``build`` makes a source distribution and, of it, a compiled wheel for each of these Pythons that
-is installed, and one pure wheel; without a version, the wheel that installing gives here. ``test``
-installs each file into two empty environments, without extras for tests/base_install.py and with
-one for the quickstart and the lessons. A compiled wheel needs its Python.
+``build`` makes source distributions of gpuscope and of the lessons and, of gpuscope's, a compiled
+wheel for each of these Pythons that is installed, and one pure wheel, as of the lessons'; without a
+version, the wheels that installing gives here. ``test`` takes files of both. It installs each into
+empty environments: gpuscope's alone for tests/base_install.py, and then with one of the lessons'
+for the quickstart and the lessons. A compiled wheel needs its Python.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 THIS = f"{sys.version_info[0]}.{sys.version_info[1]}"
+LESSONS = "gpuscope_lessons"
+"""How files of the lessons' distribution begin."""
 GOAL_S = 60
 """From installing to the first report."""
 INSTALL = ("-m", "pip", "install", "-qq", "--disable-pip-version-check")
@@ -48,21 +51,29 @@ def main() -> int:
         return 0
     heads = ("install s", "report s", "in all s", "CPU s")
     print("  MB" + "".join(f"{head:>10}" for head in heads), flush=True)
-    for file in asked.files:
-        try_out(file.resolve(), asked.extra)
+    lessons = [file for file in asked.files if file.name.startswith(f"{LESSONS}-")]
+    ours = [file for file in asked.files if file not in lessons]
+    if not (lessons and ours):
+        raise SystemExit(f"files of gpuscope and of {LESSONS} are needed")
+    for at in range(max(len(lessons), len(ours))):
+        file, book = ours[at % len(ours)], lessons[at % len(lessons)]
+        try_out(file.resolve(), book.resolve(), asked.extra)
     return 0
 
 
 def build(folder: Path, versions: list[str]) -> None:
-    """Fill a folder with distributions; what was there of gpuscope goes."""
-    for path in folder.glob("gpuscope-*"):
+    """Fill a folder with distributions; what was there of gpuscope and the lessons goes."""
+    for path in folder.glob("gpuscope*-*"):
         path.unlink()
     wheel = ("-m", "pip", "wheel", "-qq", "--no-deps", "--no-build-isolation", "-w", folder)
     with environment(THIS) as python:
         run(python, *INSTALL, "hatchling")
-        run(python, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=ROOT)
-        (source,) = folder.glob("*.tar.gz")
+        for project in (ROOT, ROOT / "lessons"):
+            run(python, "-m", "hatchling", "build", "-t", "sdist", "-d", folder, cwd=project)
+        (source,) = folder.glob("gpuscope-*.tar.gz")
+        (lessons,) = folder.glob(f"{LESSONS}-*.tar.gz")
         run(python, *wheel, source, **({"GPUSCOPE_PURE": "1"} if versions else {}))
+        run(python, *wheel, lessons)
     for version in versions:
         before = {*folder.iterdir()}
         if interpreter(version) is None:
@@ -73,12 +84,15 @@ def build(folder: Path, versions: list[str]) -> None:
             run(python, *wheel, source)
         if before == {*folder.iterdir()}:
             print(f"no C compiler for python{version}: the pure wheel is for it", flush=True)
-    for path in sorted(folder.glob("gpuscope-*")):
+    for path in sorted(folder.glob("gpuscope*-*")):
         print(path.name)
 
 
-def try_out(file: Path, extra: str) -> None:
-    """Install a file and use it; prints its size and how long it takes to the first report."""
+def try_out(file: Path, lessons: Path, extra: str) -> None:
+    """Install a file and use it, alone and with one of the lessons.
+
+    Prints its size and how long it takes to the first report.
+    """
     tag = re.search(r"-cp3(\d+)-", file.name)
     version = f"3.{tag[1]}" if tag else THIS
     if interpreter(version) is None:
@@ -95,12 +109,12 @@ def try_out(file: Path, extra: str) -> None:
         run(python, "base_install.py", cwd=folder)
     with environment(version) as python:
         folder, command = python.parents[2], python.with_name("gpuscope")
-        spent = [timed(python, *INSTALL, f"{file}[{extra}]")]
+        spent = [timed(python, *INSTALL, f"{file}[{extra},lessons]", lessons)]
         spent.append(timed(command, "quickstart", cwd=folder))
         run(command, "lessons", "lessons", cwd=folder)
-        lessons = {path.name for path in (folder / "lessons" / "notebooks").iterdir()}
-        if lacking := {path.name for path in (ROOT / "notebooks").glob("*.ipynb")} - lessons:
-            raise SystemExit(f"{file.name} lacks the lessons {sorted(lacking)}")
+        copied = {path.name for path in (folder / "lessons" / "notebooks").iterdir()}
+        if lacking := {path.name for path in (ROOT / "notebooks").glob("*.ipynb")} - copied:
+            raise SystemExit(f"{lessons.name} lacks the lessons {sorted(lacking)}")
         if not (folder / "out" / "quickstart" / "report.html").stat().st_size:
             raise SystemExit(f"the quickstart of {file.name} wrote an empty report")
     elapsed, busy = zip(*spent, strict=True)

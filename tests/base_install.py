@@ -91,10 +91,11 @@ def check_traces(folder: Path) -> None:
 
 
 def check_refusals() -> None:
-    for room, name in ((gs, "Timeline"), (gs, "Dashboard"), (gs.learn, "Lesson")):
+    for room, name in ((gs, "Timeline"), (gs, "Dashboard")):
         words = refused(lambda room=room, name=name: getattr(room, name))
         assert f"{room.__name__}.{name} needs the package" in words, words
         assert "'gpuscope[notebook]'" in words, words
+    assert "'gpuscope[lessons]'" in refused(lambda: gs.learn.Lesson)
     experiment = gs.experiments.Experiment.from_dict(EXPERIMENT)
     assert "'gpuscope[cli]'" in refused(experiment.to_toml)
     words = refused(lambda: gs.export(record(), "out.pftrace"))

@@ -18,7 +18,7 @@ PROGRAM = textwrap.dedent("""
     import gpuscope as gs
 
     gpu = gs.open_device("sim:h200", quiet=True)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     longer = int(sys.argv[1]) if len(sys.argv) > 1 else 0
     with gpu.create_stream(name="s") as stream:
         for number in range(10):

@@ -18,7 +18,7 @@ from gpuscope.device import caller, registry
 def launch() -> None:
     """Interrupt a launch: no stream stays current."""
     gpu = gs.open_device("sim:h200", quiet=True)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with gpu.create_stream() as stream:
         for _ in at_every_moment(lambda: stream.launch(kernel, 1_000, grid=1, block=32)):
             assert caller.peek_current_stream(gpu.identity) is None

@@ -132,7 +132,7 @@ def run(program: Program) -> Ran:
     """Run a program on a simulated GPU whose calls take as long, whatever the host slept."""
     gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
     gpu.backend._jitter = Jitter(())
-    kernels = {name: gs.learn.spin_kernel(gpu, name) for name in NAMES}
+    kernels = {name: gs.workloads.spin_kernel(gpu, name) for name in NAMES}
     streams = [gpu.create_stream(name=f"s{number}") for number in range(program.streams)]
     spins = [
         Spin(gpu, duration_ns=step[2], name=f"poll{at}") if step[0] == "poll" else None

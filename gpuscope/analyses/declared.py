@@ -65,8 +65,12 @@ class Analysis:
     >>> import gpuscope as gs
     >>> from gpuscope.analyses import Analysis
     >>> streams = Analysis("streams", "Partitions and streams", gs.analysis.summary)
-    >>> len(streams.ask(gs.learn.case("A").trace).rows())
-    3
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.workloads.spin_kernel(gpu)
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     stream.launch(kernel, 5_000, grid=1, block=32)
+    >>> len(streams.ask(recording.trace).rows())
+    1
     """
 
     name: str

@@ -78,7 +78,13 @@ def findings(trace: Trace) -> FindingsResult:
     Examples
     --------
     >>> import gpuscope as gs
-    >>> result = gs.findings(gs.learn.case("A").trace)
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> norm = gs.workloads.spin_kernel(gpu, "norm")
+    >>> with gpu.carve({"decode": 16}) as parts, gpu.create_stream() as other:
+    ...     guard = gs.CallerStreamGuard(parts["decode"].create_stream())
+    ...     with gs.profile(gpu) as recording, guard:
+    ...         other.launch(norm, 90_000, grid=16, block=32)
+    >>> result = gs.findings(recording.trace)
     >>> [finding.family for finding in result.findings][0]
     'escape'
     """
@@ -132,8 +138,14 @@ def findings_by_setting(traces: Mapping[str, Trace]) -> list[tuple[str, Finding]
     Examples
     --------
     >>> import gpuscope as gs
-    >>> cases = {name: gs.learn.case(name).trace for name in ("A", "B")}
-    >>> [(about, finding.rule) for about, finding in gs.telling.findings_by_setting(cases)][0]
-    ('“A”', 'escape.outside')
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> norm = gs.workloads.spin_kernel(gpu, "norm")
+    >>> with gpu.carve({"decode": 16}) as parts, gpu.create_stream() as other:
+    ...     guard = gs.CallerStreamGuard(parts["decode"].create_stream())
+    ...     with gs.profile(gpu) as recording, guard:
+    ...         other.launch(norm, 90_000, grid=16, block=32)
+    >>> traces = {"before": recording.trace, "after": recording.trace}
+    >>> [(about, finding.rule) for about, finding in gs.telling.findings_by_setting(traces)][0]
+    ('', 'escape.outside')
     """
     return by_setting({setting: findings(trace) for setting, trace in traces.items()})

@@ -73,6 +73,7 @@ from gpuscope.analysis.ranks_analysis import ranks as ranks
 from gpuscope.analysis.requests_analysis import RequestsResult as RequestsResult
 from gpuscope.analysis.requests_analysis import Served as Served
 from gpuscope.analysis.requests_analysis import requests as requests
+from gpuscope.analysis.result import Result as Result
 from gpuscope.analysis.settings import Speed as Speed
 from gpuscope.analysis.settings import SweepResult as SweepResult
 from gpuscope.analysis.settings import settings_table as settings_table

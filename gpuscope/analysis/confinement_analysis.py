@@ -212,7 +212,13 @@ def confinement(
     Examples
     --------
     >>> import gpuscope as gs
-    >>> decode = gs.analysis.confinement(gs.learn.case("A").trace)["decode"]
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> norm = gs.workloads.spin_kernel(gpu, "norm")
+    >>> with gpu.carve({"decode": 16}) as parts, gpu.create_stream() as other:
+    ...     guard = gs.CallerStreamGuard(parts["decode"].create_stream())
+    ...     with gs.profile(gpu) as recording, guard:
+    ...         other.launch(norm, 90_000, grid=16, block=32)
+    >>> decode = gs.analysis.confinement(recording.trace)["decode"]
     >>> decode.fraction < 1, [one.kernel for one in decode.escapes]
     (True, ['norm'])
     >>> gs.analysis.confinement(trace, intended={"decode step": 3})  # doctest: +SKIP

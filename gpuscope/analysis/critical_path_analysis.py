@@ -204,7 +204,7 @@ def critical_path(trace: Trace, to: object = None) -> CriticalPathResult:
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> kernel = gs.workloads.spin_kernel(gpu)
     >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
     ...     stream.launch(kernel, 500_000, grid=1, block=32)
     ...     stream.synchronize()

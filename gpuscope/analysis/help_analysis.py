@@ -137,7 +137,7 @@ def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> H
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> slow, fast = (gs.learn.spin_kernel(gpu, name) for name in ("slow", "fast"))
+    >>> slow, fast = (gs.workloads.spin_kernel(gpu, name) for name in ("slow", "fast"))
     >>> with gpu.create_stream() as one, gpu.create_stream() as two, gs.profile(gpu) as recording:
     ...     one.launch(slow, 2_000_000, grid=1, block=32)
     ...     two.launch(fast, 500_000, grid=1, block=32)

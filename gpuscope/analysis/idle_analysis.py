@@ -137,7 +137,7 @@ def idle_causes(trace: Trace, window_ns: tuple[int, int] | None = None) -> IdleR
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> kernel = gs.workloads.spin_kernel(gpu)
     >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
     ...     for _ in range(4):
     ...         stream.launch(kernel, 50_000, grid=1, block=32)

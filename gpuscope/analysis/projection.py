@@ -201,7 +201,7 @@ def range_projection(
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> kernel = gs.workloads.spin_kernel(gpu)
     >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
     ...     with gs.annotate("step"):
     ...         stream.launch(kernel, 100_000, grid=1, block=32)

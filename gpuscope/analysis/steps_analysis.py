@@ -134,7 +134,7 @@ def steps(trace: Trace) -> StepsResult:
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> kernel = gs.workloads.spin_kernel(gpu)
     >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
     ...     for number in range(4):
     ...         with gs.annotate(f"step {number}"):

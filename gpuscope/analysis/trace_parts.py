@@ -108,11 +108,11 @@ def parts(trace: Trace, span: int) -> tuple[Part, ...]:
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> kernel = gs.workloads.spin_kernel(gpu)
     >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
     ...     stream.launch(kernel, 100_000, grid=1, block=32)
     ...     stream.launch(kernel, 100_000, grid=1, block=32)
-    >>> second = gs.learn.find(recording.trace, "spin", 1)
+    >>> second = gs.telling.find(recording.trace, "spin", 1)
     >>> found = gs.analysis.parts(recording.trace, second)
     >>> [part.kind for part in found]
     ['launch call', 'stream order', 'on the way', 'running']

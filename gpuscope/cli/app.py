@@ -67,7 +67,14 @@ _stdout, stderr = _Terminal(), _Terminal(stderr=True)
 
 
 def say(line: object) -> None:
-    """Print one line."""
+    """Print one ``line``, whatever text it is.
+
+    Examples
+    --------
+    >>> from gpuscope.cli.app import say
+    >>> say("hello")
+    hello
+    """
     _stdout.print(clean(line))
 
 
@@ -92,7 +99,15 @@ def show_table(title: str, rows: Rows) -> None:
 
 
 def say_result(result: object) -> None:
-    """Print a result as ``print`` shows it: a table, and what it rests on."""
+    """Print a ``result`` as ``print`` shows it: a table, and what it rests on.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> from gpuscope.cli.app import say_result
+    >>> say_result(gs.analysis.Result())
+    no rows
+    """
     _stdout.print(clean_lines(result))
 
 
@@ -132,7 +147,14 @@ def json_text(facts: object, indent: int | None = 1) -> str:
 
 
 def say_json(facts: object, indent: int | None = 1) -> None:
-    """Print JSON for programs."""
+    """Print ``facts`` as JSON for programs, with this ``indent``.
+
+    Examples
+    --------
+    >>> from gpuscope.cli.app import say_json
+    >>> say_json({"a": 1}, indent=None)
+    {"a": 1}
+    """
     sys.stdout.write(json_text(facts, indent))
 
 

@@ -7,11 +7,15 @@ from typing import TYPE_CHECKING
 from gpuscope._lazy import public
 
 if TYPE_CHECKING:
+    from gpuscope.device.accesses import Access as Access
+    from gpuscope.device.accesses import address as address
+    from gpuscope.device.accesses import byte_ranges as byte_ranges
     from gpuscope.device.api import Capabilities as Capabilities
     from gpuscope.device.api import DeviceInfo as DeviceInfo
     from gpuscope.device.api import Kernel as Kernel
     from gpuscope.device.api import KernelCost as KernelCost
     from gpuscope.device.api import KernelModel as KernelModel
+    from gpuscope.device.api import NativeArray as NativeArray
     from gpuscope.device.caller import CallerStreamGuard as CallerStreamGuard
     from gpuscope.device.caller import get_caller_stream as get_caller_stream
     from gpuscope.device.carve import CarvePlan as CarvePlan
@@ -27,8 +31,10 @@ if TYPE_CHECKING:
     from gpuscope.device.native import caller_stream_capsule as caller_stream_capsule
     from gpuscope.device.partition import Partition as Partition
     from gpuscope.device.partition import Partitions as Partitions
+    from gpuscope.device.pinned import PinnedArray as PinnedArray
     from gpuscope.device.scratch import Scratch as Scratch
     from gpuscope.device.scratch import WorkloadContext as WorkloadContext
+    from gpuscope.device.select import handing_over as handing_over
     from gpuscope.device.select import open_device as open_device
     from gpuscope.device.sizes import Size as Size
     from gpuscope.device.stream import Stream as Stream

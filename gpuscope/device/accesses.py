@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 import numpy as np
 from msgspec import Struct
 
+from gpuscope._checks import given
 from gpuscope._types import Untyped
 from gpuscope.device.memory import is_pageable
+from gpuscope.errors import InvalidOperand
 
 if TYPE_CHECKING:
     from gpuscope.device.api import Kernel, KernelArgs
@@ -153,6 +155,53 @@ def address_of(value: object) -> int | None:
         return pointer
     offered = getattr(value, "__cuda_array_interface__", None)
     return int(offered["data"][0] or 0) if isinstance(offered, dict) else None
+
+
+def address(array: object) -> int:
+    """Return where an array begins: in the device's memory, simulated or not, or the host's.
+
+    Parameters
+    ----------
+    array
+        Of a device, of NumPy, or with a CUDA array interface.
+
+    Raises
+    ------
+    InvalidOperand
+        It is no such array.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> array = gpu.empty(8, "float32")
+    >>> gs.device.address(array[2:]) - gs.device.address(array)
+    8
+    """
+    start: int | None = address_of(array)
+    if start is None:
+        raise InvalidOperand(f"array is {given(array)}; an array with an address is needed")
+    return start
+
+
+def byte_ranges(array: object) -> list[tuple[int, int]]:
+    """Return where an array's elements lie: addresses of first bytes, and of those after the last.
+
+    Parameters
+    ----------
+    array
+        Of a device, of NumPy, or with a CUDA array interface. Rows that lie apart may be one range.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> array = gpu.empty((4, 8), "float32")
+    >>> [(start, stop)] = gs.device.byte_ranges(array)
+    >>> stop - start
+    128
+    """
+    return [(access.start, access.stop) for access in operand_of(array).accesses()]
 
 
 def c_strides(shape: tuple[int, ...], item: int) -> tuple[int, ...]:

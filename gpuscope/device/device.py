@@ -21,6 +21,7 @@ from gpuscope.device.call_log import CallLog
 from gpuscope.device.carve import CarvePlan, SmLayout
 from gpuscope.device.event import Event
 from gpuscope.device.handles import AnyStream, checked_handle
+from gpuscope.device.memory import Block, Lent, Pinned
 from gpuscope.device.owner import Owner
 from gpuscope.device.partition import Partition, Partitions, make_partitions
 from gpuscope.device.pinned import PinnedArray
@@ -30,7 +31,7 @@ from gpuscope.device.scratch import Scratch, take_scratch
 from gpuscope.device.sizes import Rounding, Sizes
 from gpuscope.device.stream import Stream, make_stream
 from gpuscope.device.unique import Unique, close_all
-from gpuscope.errors import InvalidOperand, StreamError
+from gpuscope.errors import CapabilityError, InvalidOperand, StreamError
 
 
 class Device(Unique):
@@ -313,6 +314,36 @@ class Device(Unique):
         if self.calls.watchers:
             self.calls.tell("given", "empty_pinned", accesses=of_arrays((array,), ()))
         return array if self.info.kind == "cpu" else PinnedArray.over(array, self.calls)
+
+    @door(memory=np.ndarray)
+    def as_pinned(self, memory: Array) -> PinnedArray:
+        """Return an array of the caller's as page-locked memory of this simulated device.
+
+        For memory that a program of another process shares; :meth:`PinnedArray.note_access` tells
+        of what that reads and writes.
+
+        Parameters
+        ----------
+        memory
+            Contiguous; it is not copied, and is to stay until all work with it is done.
+
+        Raises
+        ------
+        CapabilityError
+            This is no simulated device.
+        InvalidOperand
+            The array is not contiguous.
+        """
+        if not memory.flags.c_contiguous:
+            raise InvalidOperand("memory is not contiguous: its bytes must lie one behind another")
+        if not self.is_simulated:
+            raise CapabilityError(
+                f"{self.info.key} is not simulated, and takes page-locked memory of its own alone: "
+                "use empty_pinned()"
+            )
+        pinned = Pinned(Block(memory, Lent()), memory.ctypes.data, memory.nbytes)
+        array = pinned.array(memory.shape, as_dtype(memory.dtype))
+        return PinnedArray.over(array, self.calls)
 
     def asarray(self, values: npt.ArrayLike, dtype: npt.DTypeLike | None = None) -> NativeArray:
         """Copy host values into device memory and wait for the copy.

@@ -49,7 +49,7 @@ class Event(Unique):
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> kernel = gs.workloads.spin_kernel(gpu)
     >>> with gpu.create_stream() as stream, gpu.create_stream() as other:
     ...     start = stream.record()
     ...     stream.launch(kernel, 50_000, grid=1, block=32)

@@ -135,7 +135,7 @@ class Graph(Closing):
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> kernel = gs.workloads.spin_kernel(gpu)
     >>> with gpu.create_stream() as stream:
     ...     with stream.capture(name="two") as graph:
     ...         stream.launch(kernel, 5_000, grid=1, block=32)

@@ -251,6 +251,17 @@ class Pinned:
         return np.asarray(self)[: count * dtype.itemsize].view(dtype).reshape(shape)
 
 
+class Lent:
+    """Where a block goes back to that is the caller's own memory: it stays there."""
+
+    def drop(self, raw: Array, tags: set[Tag]) -> None:
+        """Take memory back."""
+
+    def passed(self, tag: Tag) -> bool:
+        """Whether a stream is known to be done with it."""
+        return tag.is_done
+
+
 def pinned_block(array: object) -> Block[object] | None:
     """Return the page-locked memory under a NumPy array or a view of one, if it is a pool's."""
     while isinstance(array, np.ndarray):

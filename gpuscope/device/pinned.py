@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from gpuscope._checks import door
 from gpuscope._types import Array
-from gpuscope.device.accesses import Accessing, accesses_of, inside, of_arrays
+from gpuscope.device.accesses import Accessing, Operand, accesses_of, inside, of_arrays
 from gpuscope.device.calls import of_thread
 
 _SHAPES = {
@@ -168,11 +169,30 @@ class PinnedArray(np.ndarray[Any, Any]):
             [value for value in inside(values) if isinstance(value, np.ndarray)]
             for values in (read(), written())
         )
-        accesses, run = of_arrays(reads, writes), of_thread.run
-        if run is not None:
-            run.accesses += accesses_of(accesses)
-        elif accesses:
-            calls.tell("host access", f"NumPy's {name}", accesses=accesses)
+        _note(calls, f"NumPy's {name}", of_arrays(reads, writes))
+
+    @door(name=str, writes=bool)
+    def note_access(self, name: str, *, writes: bool = False) -> None:
+        """Tell who looks for hazards that something else than NumPy accesses all of it now.
+
+        Parameters
+        ----------
+        name
+            What they call the access.
+        writes
+            Whether it writes; it reads, if not.
+        """
+        if self.calls is not None:
+            _note(self.calls, name, of_arrays([] if writes else [self], [self] if writes else []))
+
+
+def _note(calls: Told, name: str, accesses: tuple[Operand, ...]) -> None:
+    """Note accesses of the host's: they are those of the host function that it is in, if any."""
+    run = of_thread.run
+    if run is not None:
+        run.accesses += accesses_of(accesses)
+    elif accesses:
+        calls.tell("host access", name, accesses=accesses)
 
 
 def _plain(value: Any) -> Any:

@@ -161,6 +161,18 @@ def handing_over() -> Iterator[None]:
     """Let a child that is forked in the block use copies of the simulated devices.
 
     No other thread may use them meanwhile.
+
+    Examples
+    --------
+    >>> import gpuscope as gs, os
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gs.device.handing_over():
+    ...     child = os.fork()
+    >>> if not child:
+    ...     gpu.synchronize()
+    ...     os._exit(0)
+    >>> os.waitpid(child, 0)[1]
+    0
     """
     _handing_over.set()
     try:

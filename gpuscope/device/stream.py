@@ -51,7 +51,7 @@ class Stream(StreamLife):
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> kernel = gs.workloads.spin_kernel(gpu)
     >>> with gpu.create_stream(name="s") as stream:
     ...     stream.launch(kernel, 50_000, grid=1, block=32)
     ...     stream.is_done

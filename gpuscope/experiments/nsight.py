@@ -162,7 +162,7 @@ def profile(
         description = folder / "experiment.json"
         description.write_text(json.dumps(described.to_dict()), "utf-8")
         made = folder / f"report{_SUFFIXES[tool]}"
-        run = _child.command(f"{__name__}:_perform_described", str(description), device)
+        run = _child.python_command(f"{__name__}:_perform_described", str(description), device)
         graphs, to = "node" if graph_nodes else "graph", made.with_suffix("")
         values = {"made": to, "launches": launches, "graphs": graphs}
         options = (option.format_map(values) for option in _OPTIONS[tool].split())

@@ -78,7 +78,7 @@ class Processes(Executor):
             if self._all is None:
                 raise BrokenExecutor("the pool was shut down")
             process = subprocess.Popen(  # noqa: S603 - this Python, and a function of ours
-                _child.command(f"{__name__}:serve"),
+                _child.python_command(f"{__name__}:serve"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C is for who started it

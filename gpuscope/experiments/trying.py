@@ -109,7 +109,7 @@ def try_delay(
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> kernel = gs.workloads.spin_kernel(gpu)
     >>> with gpu.create_stream() as one, gpu.create_stream() as two:
     ...     def step(plant):
     ...         one.launch(kernel, 400_000, grid=1, block=32)

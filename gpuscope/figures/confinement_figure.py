@@ -49,9 +49,15 @@ def confinement(judged: Trace | ConfinementResult) -> go.Figure:
     Examples
     --------
     >>> import gpuscope as gs
-    >>> figure = gs.figures.confinement(gs.learn.case("A").trace)
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> norm = gs.workloads.spin_kernel(gpu, "norm")
+    >>> with gpu.carve({"decode": 16}) as parts, gpu.create_stream() as other:
+    ...     guard = gs.CallerStreamGuard(parts["decode"].create_stream())
+    ...     with gs.profile(gpu) as recording, guard:
+    ...         other.launch(norm, 90_000, grid=16, block=32)
+    >>> figure = gs.figures.confinement(recording.trace)
     >>> [bars.name for bars in figure.data]
-    ['inside, simulated', 'escaped, simulated', 'inside, simulated']
+    ['escaped, simulated']
     """
     result = analysis.confinement(judged) if isinstance(judged, Trace) else judged
     suffix, notes = stated({"": judged} if isinstance(judged, Trace) else judged)

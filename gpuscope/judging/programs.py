@@ -119,7 +119,7 @@ class ProgramSide:
     def _gpuscope(self) -> list[str]:
         """Return what runs gpuscope's command line by the program's interpreter."""
         if self.command.interpreter == sys.executable:
-            return _child.command(_COMMAND_LINE)
+            return _child.python_command(_COMMAND_LINE)
         return [self.command.interpreter, "-P", "-m", "gpuscope.cli"]  # of its own packages
 
 
@@ -139,7 +139,7 @@ def recorded_runs(experiment: Experiment, device: str, number: int) -> list[dict
             _interrupts.deliver()
             out = Path(folder) / f"run-{at}"
             options = "--device", device, "--out", str(out)
-            line = _child.command(_COMMAND_LINE, "run", str(file), *options)
+            line = _child.python_command(_COMMAND_LINE, "run", str(file), *options)
             _done(line, f"process {at + 1}", Path.cwd())
             runs.append(load_run(out))
     return runs

@@ -35,7 +35,7 @@ def no_default_stream() -> Iterator[None]:
     >>> import warnings
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> legacy, kernel = gpu.wrap_stream(0), gs.learn.spin_kernel(gpu)
+    >>> legacy, kernel = gpu.wrap_stream(0), gs.workloads.spin_kernel(gpu)
     >>> with warnings.catch_warnings(record=True) as told, gs.no_default_stream():
     ...     legacy.launch(kernel, 5_000, grid=1, block=32)
     >>> str(told[0].message)[:48]

@@ -30,7 +30,7 @@ from gpuscope.record.facts import (
     thread_names,
     versions,
 )
-from gpuscope.record.observers import observers_for, to_all
+from gpuscope.record.observers import Happened, observers_for, to_all
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.reading import Reading
 from gpuscope.record.rows import Batch
@@ -68,7 +68,7 @@ class Recording:
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> kernel = gs.workloads.spin_kernel(gpu)
     >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
     ...     stream.launch(kernel, 5_000, grid=1, block=32)
     ...     stream.synchronize()
@@ -240,6 +240,13 @@ class Recording:
             self._notes.append(f"launch sites are not recorded: {_sites.missing}")
         _sites.ask_for_sites(asks - self._asks_for_sites)
         self._asks_for_sites = asks
+
+    def happened(self) -> list[Happened]:
+        """Return what observers follow, in the order of the host's calls, from a first mark on.
+
+        Nothing without ``hazards=True``, or a mark: :func:`gpuscope.races.watch` makes one.
+        """
+        return [piece for observer in self.observers for piece in observer.happened()]
 
     def snapshot(self) -> Trace:
         """Return a trace of what was recorded so far. The recording continues."""

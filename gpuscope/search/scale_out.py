@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 
 from gpuscope import _locks
-from gpuscope._checks import given
+from gpuscope._checks import door, given
 from gpuscope._optional import require
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.carve import SmLayout
@@ -92,7 +92,13 @@ def all_locked(device: Device, names: Sequence[str]) -> Iterator[None]:
 
 
 def make_locks() -> None:
-    """Make the lock files of all GPUs, for processes of this host that may write nothing."""
+    """Make the lock files of all GPUs, for processes of this host that may write nothing.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gs.search.make_locks()
+    """
     for gpu in driver.gpus():
         os.close(_lock_file(gpu.uuid))
 
@@ -294,6 +300,7 @@ def _has_ended(executor: Executor) -> bool:
     return getattr(client, "status", None) in {"closing", "closed"}
 
 
+@door(executor=(Executor, str), processes=Callable)
 @contextmanager
 def executor_of(
     executor: Executor | str, processes: Callable[[int], Executor] | None = None
@@ -302,6 +309,8 @@ def executor_of(
 
     Parameters
     ----------
+    executor
+        One, ``"processes:N"`` or ``"dask://HOST:PORT"``.
     processes
         What ``"processes:N"`` is, if not that many processes of this host.
 
@@ -313,6 +322,14 @@ def executor_of(
         Dask is not installed.
     GpuscopeError
         No scheduler of Dask answers there.
+
+    Examples
+    --------
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> import gpuscope as gs
+    >>> with gs.search.executor_of("processes:2", ThreadPoolExecutor) as workers:
+    ...     workers.submit(pow, 2, 10).result()
+    1024
     """
     if isinstance(executor, Executor):
         yield executor

@@ -20,6 +20,7 @@ from gpuscope.telling.media import to_json as to_json
 from gpuscope.telling.media import to_markdown as to_markdown
 from gpuscope.telling.media import to_text as to_text
 from gpuscope.telling.of_trace import confinement_verdict as confinement_verdict
+from gpuscope.telling.rows import find as find
 from gpuscope.telling.rules import RULES as RULES
 from gpuscope.telling.rules import Rule as Rule
 

@@ -80,10 +80,10 @@ class Explanation:
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
-    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> kernel = gs.workloads.spin_kernel(gpu)
     >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
     ...     stream.launch(kernel, 50_000, grid=1, block=32)
-    >>> found = gs.telling.explain(recording.trace, gs.learn.find(recording.trace, "spin"))
+    >>> found = gs.telling.explain(recording.trace, gs.telling.find(recording.trace, "spin"))
     >>> str(found).partition(": ")[2]  # doctest: +ELLIPSIS
     '... from its launch call to its end: 50 µs running, ... µs in the launch call, ...'
     """
@@ -168,8 +168,11 @@ def explain(trace: Trace, span: int) -> Explanation:
     Examples
     --------
     >>> import gpuscope as gs
-    >>> trace = gs.learn.case("A").trace
-    >>> gs.telling.explain(trace, gs.learn.find(trace, "norm")).kind
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.workloads.spin_kernel(gpu)
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     stream.launch(kernel, 5_000, grid=1, block=32)
+    >>> gs.telling.explain(recording.trace, gs.telling.find(recording.trace, "spin")).kind
     'kernel'
     """
     breakdown = trace_parts(trace)

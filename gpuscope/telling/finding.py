@@ -128,7 +128,13 @@ class Finding:
     Examples
     --------
     >>> import gpuscope as gs
-    >>> first = gs.telling.findings(gs.learn.case("A").trace).findings[0]
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> norm = gs.workloads.spin_kernel(gpu, "norm")
+    >>> with gpu.carve({"decode": 16}) as parts, gpu.create_stream() as other:
+    ...     guard = gs.CallerStreamGuard(parts["decode"].create_stream())
+    ...     with gs.profile(gpu) as recording, guard:
+    ...         other.launch(norm, 90_000, grid=16, block=32)
+    >>> first = gs.telling.findings(recording.trace).findings[0]
     >>> first.rule, first.severity, first.subject["kernel"], first.subject["partition"]
     ('escape.outside', 'error', 'norm', 'decode')
     >>> first["kernels"].value > 0, first.spans[0].span >= 0

@@ -108,7 +108,13 @@ def to_json(finding: Finding) -> dict[str, Any]:
     Examples
     --------
     >>> import gpuscope as gs
-    >>> finding = gs.telling.findings(gs.learn.case("A").trace).findings[0]
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> norm = gs.workloads.spin_kernel(gpu, "norm")
+    >>> with gpu.carve({"decode": 16}) as parts, gpu.create_stream() as other:
+    ...     guard = gs.CallerStreamGuard(parts["decode"].create_stream())
+    ...     with gs.profile(gpu) as recording, guard:
+    ...         other.launch(norm, 90_000, grid=16, block=32)
+    >>> finding = gs.telling.findings(recording.trace).findings[0]
     >>> gs.telling.to_json(finding)["subject"]["partition"]
     'decode'
     """

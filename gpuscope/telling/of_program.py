@@ -33,7 +33,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     --------
     >>> import gpuscope as gs
     >>> gpu = gs.open_device("sim:h200", quiet=True)
-    >>> kernel = gs.learn.spin_kernel(gpu)
+    >>> kernel = gs.workloads.spin_kernel(gpu)
     >>> with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
     ...     for _ in range(20):
     ...         stream.launch(kernel, 100_000, grid=1, block=32)

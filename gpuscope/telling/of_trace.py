@@ -83,7 +83,13 @@ def confinement_verdict(trace: Trace) -> Finding:
     Examples
     --------
     >>> import gpuscope as gs
-    >>> gs.telling.confinement_verdict(gs.learn.case("A").trace).rule
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> norm = gs.workloads.spin_kernel(gpu, "norm")
+    >>> with gpu.carve({"decode": 16}) as parts, gpu.create_stream() as other:
+    ...     guard = gs.CallerStreamGuard(parts["decode"].create_stream())
+    ...     with gs.profile(gpu) as recording, guard:
+    ...         other.launch(norm, 90_000, grid=16, block=32)
+    >>> gs.telling.confinement_verdict(recording.trace).rule
     'escape.outside'
     """
     return next(iter(of_confinement(trace)))

@@ -303,9 +303,12 @@ class Trace:
         Examples
         --------
         >>> import gpuscope as gs
-        >>> trace = gs.learn.case("A").trace
-        >>> trace.sql("SELECT count(*) FROM spans WHERE kind = 'kernel'").fetchall()
-        [(18,)]
+        >>> gpu = gs.open_device("sim:h200", quiet=True)
+        >>> kernel = gs.workloads.spin_kernel(gpu)
+        >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+        ...     stream.launch(kernel, 5_000, grid=1, block=32)
+        >>> recording.trace.sql("SELECT count(*) FROM spans WHERE kind = 'kernel'").fetchall()
+        [(1,)]
         """
         require_kind("query", query, str)
         require_kind("write", write, bool)

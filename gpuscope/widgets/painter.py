@@ -55,7 +55,7 @@ class Painter:
                 name: value for name, value in os.environ.items() if name != NVTX_INJECTION
             }
             self._process = subprocess.Popen(  # noqa: S603 - this Python, and a function of ours
-                _child.command(f"{__name__}:serve", str(there.fileno())),
+                _child.python_command(f"{__name__}:serve", str(there.fileno())),
                 pass_fds=[there.fileno()],
                 env=environment,
                 start_new_session=True,

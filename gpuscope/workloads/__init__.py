@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from gpuscope.workloads.softmax import Softmax as Softmax
     from gpuscope.workloads.spec import WorkloadSpec as WorkloadSpec
     from gpuscope.workloads.spin import Spin as Spin
+    from gpuscope.workloads.spin import spin_kernel as spin_kernel
+    from gpuscope.workloads.step import Step as Step
     from gpuscope.workloads.torch_module import TorchModule as TorchModule
     from gpuscope.workloads.traced import TracedCopy as TracedCopy
     from gpuscope.workloads.traced import TracedGemm as TracedGemm

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpuscope._checks import count, require_kind
-from gpuscope.device.api import KernelCost, KernelModel
+from gpuscope._checks import count, door, require_kind
+from gpuscope.device.api import Kernel, KernelCost, KernelModel
 from gpuscope.device.device import Device
 from gpuscope.device.partition import Partition
 from gpuscope.device.stream import Stream
 from gpuscope.errors import InvalidOperand
 from gpuscope.workloads.context import Passed
 from gpuscope.workloads.handle import Handle
+from gpuscope.workloads.step import require_identifier
 
 SOURCE = Path(__file__).with_name("spin.cu").read_text("utf-8")
 MODEL = KernelModel(lambda _profile, grid, args, _sm_count: KernelCost(grid, int(args[0])))
@@ -73,3 +74,39 @@ class Spin(Handle):
     def _launch(self, stream: Stream, operands: Passed) -> None:
         del operands
         stream.launch(self._kernel, self.duration_ns, grid=self.blocks, block=32)
+
+
+@door(device=Device, name=str)
+def spin_kernel(device: Device, name: str = "spin") -> Kernel:
+    """Return a kernel that keeps SMs busy and computes nothing, for :meth:`Stream.launch`.
+
+    Its one argument is how long each of its blocks spins, in ns. It is loaded: it has been
+    launched once.
+
+    Parameters
+    ----------
+    device
+        Where it runs.
+    name
+        What it is called in traces; an identifier of C, and no keyword of C++.
+
+    Raises
+    ------
+    InvalidArgument
+        The name is none for a kernel.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> kernel = gs.workloads.spin_kernel(gpu, "nap")
+    >>> with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+    ...     stream.launch(kernel, 5_000, grid=1, block=32)
+    >>> recording.trace.where(kind="kernel").texts("name")
+    ['nap']
+    """
+    require_identifier(name)
+    kernel = device.compile(SOURCE.replace("spin_kernel", name), name, model=MODEL, holds_sms=True)
+    with device.create_stream() as stream:
+        stream.launch(kernel, 1, grid=1, block=32)
+    return kernel

@@ -72,7 +72,7 @@ def test_copies_and_reads_refuse_arrays_of_another_device(gpu, other):
 
 def test_kernels_refuse_arrays_of_another_device(other):
     gpu = gs.open_device("sim:h200", quiet=True)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with (
         gpu.create_stream() as stream,
         pytest.raises(gs.errors.InvalidOperand, match="another device"),
@@ -107,7 +107,7 @@ def test_current_streams_of_devices_with_one_key_are_apart(other):
     mine, theirs = caller.get_current_stream(gpu), caller.get_current_stream(other)
     assert (mine.device, theirs.device) == (gpu, other)
     assert caller.get_current_stream(gpu) is mine
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with gpu.create_stream() as stream:
         stream.launch(kernel, 1000, grid=1, block=32)
     assert caller.peek_current_stream(other.identity) is theirs

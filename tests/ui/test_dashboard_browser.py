@@ -17,6 +17,7 @@ from pathlib import Path
 import nbformat
 import pyarrow.parquet as pq
 import pytest
+from escaping import escaped
 from jupyter_lab import BUSY, IDLE, ask, check_accessibility, eventually, running_lab, walk
 
 import gpuscope as gs
@@ -733,8 +734,9 @@ def open_as_html(page, folder, cells):
 
 
 def test_a_timeline_is_a_picture_in_html_without_a_network(browser_page, tmp_path):
-    case = "import gpuscope as gs\ngs.Timeline(gs.learn.case('A').trace)"
-    open_as_html(browser_page, tmp_path, [case])
+    gs.trace.save_trace(escaped(), tmp_path / "a.parquet")
+    shown = f"import gpuscope as gs\ngs.Timeline(gs.load_trace({str(tmp_path / 'a.parquet')!r}))"
+    open_as_html(browser_page, tmp_path, [shown])
     widget = browser_page.locator(".jupyter-widgets")
     expect(widget).to_have_count(1)
     picture = browser_page.locator(".gpuscope-picture")

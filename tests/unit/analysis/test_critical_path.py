@@ -207,7 +207,7 @@ def test_a_thread_goes_on_when_it_was_started_and_when_something_was_handed_over
 
 def test_the_path_to_a_range_begins_with_it():
     gpu = gs.open_device("sim:h200", quiet=True)
-    spin = gs.learn.spin_kernel(gpu)
+    spin = gs.workloads.spin_kernel(gpu)
     with gpu.create_stream() as stream, gs.profile(gpu) as recording:
         stream.launch(spin, 100_000, grid=1, block=32)
         stream.synchronize()

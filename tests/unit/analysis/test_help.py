@@ -39,7 +39,7 @@ def test_a_kernel_gains_what_the_next_constraint_leaves():
 
 def test_a_handle_whose_end_nobody_saw_ends_nothing():
     gpu = gs.open_device("sim:h200", quiet=True, jitter=False)
-    step, stream = gs.learn.Step(gpu, 2_000_000, name="slow"), gpu.create_stream()
+    step, stream = gs.workloads.Step(gpu, 2_000_000, name="slow"), gpu.create_stream()
     with step, stream, gs.profile(gpu) as recording:
         step.execute(stream=stream)
         stream.synchronize()
@@ -73,7 +73,7 @@ def test_launches_that_a_full_queue_holds_go_on_when_kernels_are_faster():
     lasted = []
     for ns in (40_000, 20_000):
         gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
-        spin = gs.learn.spin_kernel(gpu)
+        spin = gs.workloads.spin_kernel(gpu)
         with gpu.create_stream() as stream, gs.profile(gpu, stacks=False) as recording:
             for _ in range(2_500):
                 stream.launch(spin, ns, grid=1, block=32)
@@ -107,7 +107,7 @@ def test_numbered_ranges_are_one():
     told = []
     for name in ("step", "step {}"):
         gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
-        spin = gs.learn.spin_kernel(gpu)
+        spin = gs.workloads.spin_kernel(gpu)
         with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
             for number in range(6):
                 with gs.annotate(name.format(number)):
@@ -131,7 +131,7 @@ def test_a_slow_host_function_is_told_as_that():
     ran = []
     for waits_ns in (1_000_000, 0):
         gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
-        spin = gs.learn.spin_kernel(gpu)
+        spin = gs.workloads.spin_kernel(gpu)
 
         def slow(gpu=gpu, waits_ns=waits_ns):
             gpu.backend.wait_until_ns(gpu.now_ns() + waits_ns)
@@ -177,7 +177,7 @@ def test_pageable_copies_block_and_other_copies_could_be_beside_kernels():
 
 def test_who_shares_a_stream_waits_for_events_or_for_sms_is_told():
     gpu = gs.open_device("sim:h200", quiet=True)
-    spin = gs.learn.spin_kernel(gpu)
+    spin = gs.workloads.spin_kernel(gpu)
     one, two = gpu.create_stream(name="one"), gpu.create_stream(name="two")
     with gs.profile(gpu) as recording:
         with gs.annotate("a"):

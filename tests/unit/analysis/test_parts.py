@@ -124,9 +124,9 @@ def test_the_launch_call_of_a_slow_call_is_a_part_of_it():
         small.execute(stream=two)
         small.wait()
     trace = recording.trace
-    call = gs.learn.find(trace, "small", kind="handle")
-    kernel = gs.learn.find(trace, "small", kind="kernel")
-    held = gs.learn.find(trace, "load", kind="kernel")
+    call = gs.telling.find(trace, "small", kind="handle")
+    kernel = gs.telling.find(trace, "small", kind="kernel")
+    held = gs.telling.find(trace, "load", kind="kernel")
     found = gs.telling.explain(trace, call)
     assert [(part.kind, part.span) for part in found.parts if part.kind != "not looking"] == [
         ("launch call", trace.where(kind="api", category="small").array("id").tolist()[0]),

@@ -214,7 +214,7 @@ def test_steps_of_a_recorded_program():
 
 def test_steps_of_a_host_that_runs_ahead_are_those_of_their_work():
     gpu = gs.open_device("sim:h200", quiet=True)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
         for _ in range(12):
             with gs.annotate("step"):

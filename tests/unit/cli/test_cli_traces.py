@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from escaping import escaped
 
 import gpuscope as gs
 import gpuscope.cli.commands
@@ -96,7 +97,7 @@ def test_summary_shows_streams_overlap_and_latency(command, file):
 
 
 def test_summary_begins_with_what_to_act_on(command, tmp_path):
-    path = gs.export(gs.learn.case("A").trace, tmp_path / "a.parquet")
+    path = gs.export(escaped(), tmp_path / "a.parquet")
     code, printed, _ = command("summary", path)
     assert code == 0
     assert (

@@ -69,7 +69,7 @@ def test_a_host_function_is_run_to_its_end_and_the_wait_for_it_interrupted(handl
 
 def test_a_destructor_raises_nothing_and_the_next_launch_does(handler):
     gpu = gs.open_device("sim:h200", quiet=True)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     _interrupts.pending = True
     with gpu.create_stream() as stream:
         with _interrupts.no_interrupt():
@@ -124,7 +124,7 @@ def test_a_program_that_launches_waits_or_sleeps_is_interrupted(wait):
 import os, signal, threading, gpuscope as gs
 from gpuscope import _interrupts
 gpu = gs.open_device("sim:h200", pace="real", quiet=True)
-kernel = gs.learn.spin_kernel(gpu)
+kernel = gs.workloads.spin_kernel(gpu)
 assert signal.getsignal(signal.SIGINT) is _interrupts.on_interrupt
 stream = gpu.create_stream()
 try:

@@ -54,7 +54,7 @@ def refuses(act: Callable[[], Any]) -> None:
 
 def test_a_child_is_refused_its_parents_device_while_threads_launch():
     gpu = gs.open_device("sim:h200", quiet=True)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     parts = gpu.carve({"a": 16})
     stream, other = parts["a"].create_stream(), gpu.create_stream()
     handles = [gs.Gemm(gpu, m=64, n=64, k=64) for _ in range(2)]

@@ -105,7 +105,7 @@ def test_rows_of_a_simulated_graph_are_what_it_contains():
 
 def test_a_node_keeps_its_partition_if_that_is_closed_before_the_recording_ends():
     gpu = gs.open_device("sim:h200", quiet=True)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with gs.profile(gpu) as recording, gpu.carve({"a": 16}) as parts:
         stream = parts["a"].create_stream()
         with stream.capture() as graph:

@@ -97,7 +97,7 @@ def in_another_thread(act: Callable[[], Any]) -> Any:
 
 def work(gpu: Device) -> tuple[Any, list[int]]:
     """Use everything the engine has; return values that are right only if all was in order."""
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     a = gpu.asarray(np.arange(64).reshape(8, 8) % 5, "float32")
     called: list[int] = []
     with (
@@ -156,7 +156,7 @@ def test_interrupts_in_the_engine_leave_the_device_as_it_was():
 def test_what_was_queued_before_an_interrupt_is_done_after_it():
     # All is queued before the first step of the engine; the interrupt strikes in the wait.
     def queue(gpu: Device) -> tuple[Any, Any, list[int]]:
-        kernel = gs.learn.spin_kernel(gpu)
+        kernel = gs.workloads.spin_kernel(gpu)
         called: list[int] = []
         a = gpu.asarray(np.arange(16).reshape(4, 4), "float32")
         out = gpu.empty((4, 4))
@@ -280,7 +280,7 @@ class Told:
 
 def record_work(gpu: Device) -> Trace:
     """Do what leaves every kind of row; the recording is read while it goes on, too."""
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with (
         gpu.carve({"small": 16}) as parts,
         gpu.create_stream(blocking=True) as blocking,

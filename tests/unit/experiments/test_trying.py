@@ -14,7 +14,7 @@ from gpuscope.errors import InvalidArgument
 def program():
     """A step of two streams, of which the second is done first; where delays go, and the device."""
     gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
-    spin = gs.learn.spin_kernel(gpu)
+    spin = gs.workloads.spin_kernel(gpu)
     long, short = gpu.create_stream(), gpu.create_stream()
 
     def step(plant):

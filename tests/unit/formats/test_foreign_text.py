@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import gpuscope as gs
+import gpuscope_lessons as learn
 from gpuscope import _shipped, analysis, cli, telling
 from gpuscope._text import clean, clean_lines
 from gpuscope.cli.commands import app
@@ -28,6 +29,7 @@ from gpuscope.simulator.calibration.calibrator import Calibration
 from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
+from gpuscope_lessons import shipped
 
 EVIL = "x\x1b]52;c;aGk=\x07\x1b[31m\u202eevil\x9b2J\x00\x7f\u2066\r\u2028y\nforged"
 """Writes the clipboard, colours, turns around, clears, ends C strings, forges a line."""
@@ -248,7 +250,8 @@ def test_no_command_lets_foreign_text_control_the_terminal(verb, folder, monkeyp
     monkeypatch.setattr(calibration_command, "calibrate", calibrate)
     monkeypatch.setattr(cli.machine, "check_machine", lambda: (checks, checks))
     monkeypatch.setattr("webbrowser.open", lambda address: False)
-    monkeypatch.setattr(_shipped, "root", lambda: folder)
+    for files in (_shipped, shipped):
+        monkeypatch.setattr(files, "root", lambda: folder)
     monkeypatch.setattr(
         cli.experiments.nsight, "profile",
         lambda *_, **__: SimpleNamespace(report=Path(f"{EVIL}.nsys-rep"), trace=a_trace()),
@@ -354,7 +357,7 @@ def test_whatever_is_printed_is_safe(tmp_path):
     shown = [
         run, swept, load_sweep(tmp_path / "swept"), parts, parts[EVIL], stream, handle, gpu,
         gpu.info, trace, trace.metadata, run.experiment, gs.experiments.Experiment.from_dict(experiment()),
-        gs.learn.Lesson(0, EVIL, gpu), *run.values(),
+        learn.Lesson(0, EVIL, gpu), *run.values(),
     ]  # fmt: skip
     simulated = next(iter(run.values()))
     judged = 0

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from escaping import escaped
 from hypothesis import given
 from hypothesis import strategies as st
 from judging_programs import ONE, PROGRAM, changed
@@ -170,7 +171,7 @@ def test_every_column_can_be_limited(gpu):
 
 
 def test_escapes_are_counted_and_shown():
-    trace = gs.learn.case("A").trace
+    trace = escaped()
     result = check(trace, Budget.parse("escapes = 0"))
     kept = result.limits[0]
     assert (kept.verdict, kept.value > 0, len(kept.spans) > 0) == ("violated", True, True)
@@ -206,7 +207,7 @@ def test_hazards_that_a_recording_found_violate_it(gpu):
 
 def test_work_on_the_default_stream_is_counted():
     gpu = gs.open_device("sim:h200", quiet=True)
-    kernel, legacy = gs.learn.spin_kernel(gpu), gpu.wrap_stream(0)
+    kernel, legacy = gs.workloads.spin_kernel(gpu), gpu.wrap_stream(0)
     with gs.profile(gpu) as recording:
         for _ in range(3):
             legacy.launch(kernel, 5_000, grid=1, block=32)
@@ -215,7 +216,7 @@ def test_work_on_the_default_stream_is_counted():
 
 
 def test_rows_that_are_missing_leave_a_count_open():
-    trace = gs.learn.case("A").trace.with_metadata(complete=False, partitions={})
+    trace = escaped().with_metadata(complete=False, partitions={})
     kept = check(trace, Budget.parse("escapes = 0")).limits[0]
     assert (kept.verdict, "missing" in kept.reason) == ("cannot tell", True)
 

@@ -409,7 +409,7 @@ def test_one_round_is_told_beyond_what_repeated_measurements_differ_by(gpu):
 
 def test_traces_of_programs_are_split_too(tmp_path):
     gpu = gs.open_device("sim:h200", quiet=True)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     traces = []
     for extra in (0, 40_000):
         with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:

@@ -10,6 +10,7 @@ import inspect
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope import analyses, analysis, figures, learn, report, telling
+import gpuscope_lessons as learn
+from gpuscope import analyses, analysis, device, figures, races, report, telling, workloads
 from gpuscope._checks import MappingOf, SeveralOf, require_kind
 from gpuscope.device.api import KernelCost, KernelModel
 from gpuscope.device.device import Device
@@ -494,9 +496,18 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
     empty = Trace.from_columns({})
     dashboard = gs.Dashboard("sim:h200", EXPERIMENT)
     carver = gs.widgets.PartitionCarver(gpu, {"a": 8})
-    step = learn.Step(gpu, 10, name="s")
+    step = workloads.Step(gpu, 10, name="s")
     program = empty_program(gpu, "void f()", {})
+    watched = races.Watched(gs.profile(gpu).__enter__(), [])
     return {
+        "races.watch": (entering(races.watch), {"device": gpu, "seconds": 1.0}),
+        "Watched.mark": (watched.mark, {"name": "here"}),
+        "Device.as_pinned": (gpu.as_pinned, {"memory": np.zeros(4, "float32")}),
+        "PinnedArray.note_access": (gpu.empty_pinned(4).note_access, {"name": "DMA", "writes": False}),
+        "device.byte_ranges": (device.byte_ranges, {"array": gpu.empty(4)}),
+        "search.executor_of": (entering(gs.search.executor_of), {
+            "executor": "processes:1", "processes": ThreadPoolExecutor,
+        }),
         "Timeline": (gs.Timeline, {"source": trace, "height": 300, "followed_ns": 1000}),
         "Timeline.show": (timeline.show, {"trace": trace}),
         "Timeline.watch": (gs.Timeline(empty).watch, {"recording": "none"}),
@@ -511,13 +522,13 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
         "StreamTable": (gs.widgets.StreamTable, {"streams": {"s": {}}, "partitions": ["a"]}),
         "WorkloadTable": (gs.widgets.WorkloadTable, {"workloads": {"w": {}}, "streams": ["s"]}),
         "learn.case": (learn.case, {"name": "A"}),
-        "learn.find": (learn.find, {"trace": trace, "name": None, "nth": 0, "kind": None}),
+        "telling.find": (telling.find, {"trace": trace, "name": None, "nth": 0, "kind": None}),
         "learn.label": (learn.label, {"trace": trace}),
         "learn.observe": (learn.observe, {"device": gpu, "name": "cupy", "function": int}),
         "learn.recording_of": (learn.recording_of, {"name": "cupy"}),
         "learn.pytorch": (learn.pytorch, {"device": gpu}),
-        "learn.spin_kernel": (learn.spin_kernel, {"device": gpu, "name": "spin"}),
-        "learn.address": (learn.address, {"array": gpu.empty(4)}),
+        "workloads.spin_kernel": (workloads.spin_kernel, {"device": gpu, "name": "spin"}),
+        "device.address": (device.address, {"array": gpu.empty(4)}),
         "learn.CudaProgram": (empty_program, {
             "device": gpu, "signature": "void f()", "kernels": {"void s()": step}, "seconds": 1.0,
             "pinned_bytes": 1 << 22,
@@ -558,7 +569,7 @@ def targets_of_notebooks(gpu: Device, trace: Trace) -> dict[str, Target]:
         "Marks.to_canvas": (learn.Grades().marks().to_canvas, {"path": "a.csv"}),
         "Marks.to_moodle": (learn.Grades().marks().to_moodle, {"path": "a.csv"}),
         "learn.give_out": (learn.give_out, {"lessons": "lessons", "out": "out"}),
-        "learn.Step": (learn.Step, {"owner": gpu, "duration_ns": 10, "name": "s", "after": ()}),
+        "workloads.Step": (workloads.Step, {"owner": gpu, "duration_ns": 10, "name": "s", "after": ()}),
         "Step.execute": (step.execute, {"stream": None}),
         "Timeline.wait": (timeline.wait, {"timeout_s": 0}),
         "Dashboard.code": (dashboard.code, {"kind": "gpuscope"}),
@@ -578,7 +589,7 @@ DOCUMENTED_TYPE_ERRORS = ("CallerStreamGuard", "try_delay", "workload")
 """Whose docstring says TypeError; of a guard, contract A6 does."""
 
 
-CALLED = ("viewer", "live", "progress", "program", "test", "needs")
+CALLED = ("viewer", "live", "progress", "program", "test", "needs", "processes")
 
 
 def variants(taken: Any) -> Iterator[tuple[str, Any]]:
@@ -632,8 +643,8 @@ def check(targets: dict[str, Target]) -> None:
 
 # -- that none is missing -------------------------------------------------------------------
 ROOMS = (
-    "", ".analysis", ".device", ".experiments", ".figures", ".formats", ".learn", ".report", ".search",
-    ".simulator", ".telling", ".analyses", ".trace", ".widgets", ".workloads",
+    "", ".analysis", ".device", ".experiments", ".figures", ".formats", ".races", ".report", ".search",
+    ".simulator", ".telling", ".analyses", ".trace", ".widgets", ".workloads", "_lessons",
 )  # fmt: skip
 INSIDE = "gpuscope calls it, or a class derived from it does"
 EXEMPT = {
@@ -643,9 +654,14 @@ EXEMPT = {
     "Graph": "Stream.capture makes them",
     "Partition": "Device.carve makes them",
     "Partitions": "Device.carve makes them",
+    "PinnedArray": "Device.empty_pinned makes them",
+    "PinnedArray.over": INSIDE,
+    "Watched": "watch makes them",
     "Scratch": "Device.scratch makes them",
     "Completion": "Handle.completion makes them",
     "WorkloadContext": "execute makes them",
+    "Access": "part of what Recording.happened returns",
+    "Happened": "part of what Recording.happened returns",
     "Attempt": "Lesson.watch makes them",
     "Attempt.*": "what they raise is what a check says to a learner",
     "Collective.execute": "it takes several processes",
@@ -707,7 +723,7 @@ def public() -> Iterator[tuple[str, Any]]:
             home = getattr(value, "__module__", None) or ""
             if name.startswith("_") or not callable(value) or not home.startswith("gpuscope"):
                 continue
-            if id(value) in seen or (isinstance(value, type) and issubclass(value, Exception)):
+            if id(value) in seen or (isinstance(value, type) and issubclass(value, BaseException)):
                 continue
             seen.add(id(value))
             yield name, value

@@ -25,6 +25,9 @@ def check():
         ("gpuscope/record/cupti/source.py", "tests/unit/record"),
         ("gpuscope/errors.py", "tests/unit"),
         ("pyproject.toml", "tests/unit"),
+        ("conftest.py", "lessons/tests/unit"),
+        ("lessons/gpuscope_lessons/attempt.py", "lessons/tests/unit"),
+        ("notebooks/01_launch_and_wait.ipynb", "lessons/tests/unit"),
         ("tests/fake_cupti.py", "tests/unit"),
         ("tests/unit/figures/test_figures.py", "tests/unit/figures"),
         ("tests/unit/project/test_docs.py", "tests/unit/project/test_docs.py"),
@@ -38,7 +41,8 @@ def test_a_change_selects_its_rooms_tests(check, path, tests):
 
 
 def test_a_change_that_all_share_selects_every_unit_test_once(check):
-    assert check.selected(["gpuscope/errors.py", "gpuscope/trace/model.py"]) == ["tests/unit"]
+    every = ["lessons/tests/unit", "tests/unit"]
+    assert check.selected(["gpuscope/errors.py", "gpuscope/trace/model.py"]) == every
 
 
 def test_other_suites_and_licences_select_none(check):

@@ -19,12 +19,14 @@ from pathlib import Path
 import pytest
 
 import gpuscope as gs
+import gpuscope_lessons
 from gpuscope import cli
 from gpuscope.experiments import nsight, pool
 from gpuscope.experiments.experiment import Experiment
 from gpuscope.judging.programs import Command, ProgramSide, recorded_runs
 
 PACKAGE = Path(gs.__file__).parent
+LESSONS = Path(gpuscope_lessons.__file__).parent
 STARTS = {
     "subprocess": {"Popen", "run", "call", "check_call", "check_output", "getoutput"},
     "os": {"fork", "forkpty", "system", "popen", "posix_spawn", "posix_spawnp"}
@@ -46,14 +48,14 @@ PLACES = {
     "experiments.processes.arrange": "it wraps os.execv and os.execve for a program of the user's",
     "judging.programs._done": "program, run",
     "judging.programs._git": PROGRAM,
-    "learn.apart.check": FORK,
-    "learn.cuda.compiling._bounded": PROGRAM,
-    "learn.cuda.separate.run": PROGRAM,
-    "learn.holding._attempt": FORK,
-    "learn.holding._end_all": FORK,
-    "learn.holding._inside": FORK,
-    "learn.sandbox._holds": FORK,
-    "learn.warden.__init__": "warden",
+    "gpuscope_lessons.apart.check": FORK,
+    "gpuscope_lessons.cuda.compiling._bounded": PROGRAM,
+    "gpuscope_lessons.cuda.separate.run": PROGRAM,
+    "gpuscope_lessons.holding._attempt": FORK,
+    "gpuscope_lessons.holding._end_all": FORK,
+    "gpuscope_lessons.holding._inside": FORK,
+    "gpuscope_lessons.sandbox._holds": FORK,
+    "gpuscope_lessons.warden.__init__": "warden",
     "widgets.painter.__init__": "painter",
 }
 SPIN = {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}
@@ -111,8 +113,9 @@ def is_annotation(node, tree):
 
 def test_the_list_of_places_that_start_a_process_is_whole():
     found = {
-        ".".join([*path.relative_to(PACKAGE).with_suffix("").parts, name])
-        for path in PACKAGE.rglob("*.py")
+        ".".join([*path.relative_to(folder).with_suffix("").parts, name])
+        for package, folder in ((PACKAGE, PACKAGE), (LESSONS, LESSONS.parent))
+        for path in package.rglob("*.py")
         for name in starts_in(path)
     }
     assert found == PLACES.keys()
@@ -132,7 +135,7 @@ def hostile(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hostile")
     names = {*sys.stdlib_module_names, *importlib.metadata.packages_distributions()}
     names |= {"sitecustomize", "usercustomize", "cupti", "cupy", "nvtx", "torch"}
-    for name in names - {"gpuscope", "__main__"}:
+    for name in names - {"gpuscope", "gpuscope_lessons", "__main__"}:
         (folder / f"{name}.py").write_text(HOSTILE)
     return folder
 
@@ -152,7 +155,7 @@ def start_nsight(tmp_path):
 
 def start_warden(_):
     pytest.importorskip("IPython")
-    from gpuscope.learn.warden import Warden
+    from gpuscope_lessons.warden import Warden
 
     Warden(gpu=False)
 

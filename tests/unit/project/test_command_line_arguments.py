@@ -16,7 +16,7 @@ from gpuscope import _shipped
 from gpuscope.cli import FAILED, machine, recording, traces
 from gpuscope.cli.commands import app
 from gpuscope.errors import GpuscopeError
-from gpuscope.learn import Grade, grading
+from gpuscope_lessons import Grade, grading, shipped
 
 HOSTILE = {
     "NaN": "nan",
@@ -127,10 +127,11 @@ def _somewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "plan.json").write_text(json.dumps(EXPERIMENT))
     (tmp_path / "program.py").touch()
-    shipped = tmp_path / "shipped" / "examples" / "quickstart.toml"
-    shipped.parent.mkdir(parents=True)
-    shipped.write_text(gs.experiments.Experiment.from_dict(EXPERIMENT).to_toml())
-    monkeypatch.setattr(_shipped, "root", lambda: tmp_path / "shipped")
+    quickstart = tmp_path / "shipped" / "examples" / "quickstart.toml"
+    quickstart.parent.mkdir(parents=True)
+    quickstart.write_text(gs.experiments.Experiment.from_dict(EXPERIMENT).to_toml())
+    for files in (_shipped, shipped):
+        monkeypatch.setattr(files, "root", lambda: tmp_path / "shipped")
     (tmp_path / "budget.toml").write_text("escapes = 0")
     (tmp_path / "dangling").symlink_to("nowhere")
     for folder in ("folder", "handed_in", "lessons"):
@@ -141,7 +142,7 @@ def _somewhere(tmp_path, monkeypatch):
     gpu = gs.open_device("sim:h200", quiet=True)
     gs.export(gs.run(EXPERIMENT, gpu)["default"], tmp_path / "trace.parquet")
     with gpu.create_stream() as stream, gs.profile(gpu) as profiled:
-        stream.launch(gs.learn.spin_kernel(gpu), 10_000, grid=1, block=32)
+        stream.launch(gs.workloads.spin_kernel(gpu), 10_000, grid=1, block=32)
     gs.export(profiled.trace, tmp_path / "program.parquet")
     graded = grading.Graded([Grade("ada", "one.ipynb", "one.ipynb")])
     monkeypatch.setattr(grading, "grade_notebook", lambda *_args, **_keywords: graded)

@@ -1,4 +1,4 @@
-"""The core is whole where simulator, races and lessons are not installed."""
+"""The core is whole where simulator and races are missing, and lessons not installed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from gpuscope._plugins import ROOMS
 
 ROOT = Path(__file__).resolve().parents[3]
-GONE = ("simulator", "races", "learn")
+GONE = ("simulator", "races")
 TESTS = (
     "tests/contract/test_cpu.py",
     "tests/unit/analysis/test_race.py",
@@ -35,7 +35,8 @@ def core(tmp_path_factory):
     left_out = shutil.ignore_patterns("__pycache__", *GONE)
     shutil.copytree(ROOT / "gpuscope", folder / "gpuscope", ignore=left_out)
     shutil.copytree(ROOT / "tests", folder / "tests", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", folder)
+    for name in ("pyproject.toml", "conftest.py"):
+        shutil.copy(ROOT / name, folder)
     return folder
 
 
@@ -94,7 +95,6 @@ def test_the_command_line_reads_a_stored_trace(core):
         ("gs.workloads.RecordedWork", "simulator"),
         ("gs.profile(gs.open_device('cpu'), hazards=True).__enter__()", "races"),
         ("gs.confirm", "races"),
-        ("gs.learn", "learn"),
     ],
 )
 def test_what_needs_a_room_says_which_is_missing(core, expression, room):
@@ -109,14 +109,25 @@ except gs.errors.MissingDependency as error:
     assert f"needs gpuscope.{room}, a part of gpuscope that is missing here" in done.stdout, done
 
 
-@pytest.mark.parametrize(
-    ("command", "room"), [("calibrate", "simulator"), ("grade", "learn"), ("assignment", "learn")]
-)
-def test_commands_of_a_room_say_that_it_is_missing(core, command, room):
-    done = python(core, "-m", "gpuscope.cli", command, "--anything")
+def test_a_command_of_a_room_says_that_it_is_missing(core):
+    done = python(core, "-m", "gpuscope.cli", "calibrate", "--anything")
     assert done.returncode == 2
-    assert f"the command '{command}' needs gpuscope.{room}" in done.stderr
-    assert command in python(core, "-m", "gpuscope.cli", "--help").stdout
+    assert "the command 'calibrate' needs gpuscope.simulator" in done.stderr
+    assert "calibrate" in python(core, "-m", "gpuscope.cli", "--help").stdout
+
+
+def test_what_the_lessons_had_says_how_to_install_them(core):
+    program = """
+import sys
+sys.modules["gpuscope_lessons"] = None
+import gpuscope as gs
+try:
+    gs.learn.Lesson
+except gs.errors.MissingDependency as error:
+    print(error)
+"""
+    done = python(core, "-c", program)
+    assert "pip install 'gpuscope[lessons]'" in done.stdout, done
 
 
 def test_a_tuning_measures_without_forecasts(core):

@@ -21,9 +21,6 @@ from gpuscope.experiments.so_far import read_facts
 from gpuscope.judging.baseline import Baseline
 from gpuscope.judging.budget import Budget
 from gpuscope.judging.machine import Machine
-from gpuscope.learn.handed_in import read_cells
-from gpuscope.learn.journal import GradeJournal
-from gpuscope.learn.points import Points
 from gpuscope.search.point_table import POINTS, saved
 from gpuscope.simulator.models.launch import Launch
 from gpuscope.simulator.profiles.profile import GpuProfile
@@ -31,6 +28,9 @@ from gpuscope.simulator.recorded import _target
 from gpuscope.trace.facts import DeviceFacts
 from gpuscope.trace.folder import trace_names
 from gpuscope.trace.sites import lines_of
+from gpuscope_lessons.handed_in import read_cells
+from gpuscope_lessons.journal import GradeJournal
+from gpuscope_lessons.points import Points
 
 ROOT = Path(__file__).parents[3]
 DEEP = 100_000

@@ -13,7 +13,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = sorted(
-    [*(ROOT / "tests" / "gpu").glob("*.py"), *(ROOT / "tests" / "contract").glob("*.py")]
+    [
+        path
+        for folder in ("tests/gpu", "tests/contract", "lessons/tests/gpu")
+        for path in (ROOT / folder).glob("*.py")
+    ]
 )
 MEASURING = {
     "calibrate", "clocks_of", "confirm", "critical_path", "diff", "energy", "idle_causes", "judge", "judged",

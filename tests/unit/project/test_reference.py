@@ -14,12 +14,13 @@ from pathlib import Path
 import pytest
 
 import gpuscope as gs
+import gpuscope_lessons
 from gpuscope.analysis.result import Result
 
 ROOT = Path(__file__).resolve().parents[3]
-REFERENCE = ROOT / "docs" / "reference" / "index.md"
+REFERENCE = ROOT / "docs" / "reference"
 MODULES = ("analysis", "telling", "errors", "figures", "experiments.nsight")
-ROOMS = ("device", "experiments", "learn", "search", "widgets", "workloads")
+ROOMS = ("device", "experiments", "extending", "races", "search", "widgets", "workloads")
 """Rooms whose public names resolve at first use."""
 
 WITHOUT_EXAMPLE = {
@@ -52,10 +53,15 @@ WITHOUT_EXAMPLE = {
     "device.caller_stream_capsule": "for C: docs/native.md is its example",
     "search.load_sweep": "reads the folder that sweep() writes",
     "device.PlannedPartition": "part of a CarvePlan",
-    "learn.Case": "what case() returns",
-    "learn.Feedback": "what Lesson.check() returns",
-    "learn.Outcome": "what Lesson.reveal() returns",
-    "learn.Result": "part of an Outcome",
+    "device.Access": "part of what Recording.happened() returns",
+    "device.NativeArray": "what every array of a device is",
+    "device.PinnedArray": "what Device.empty_pinned() returns",
+    "gpuscope_lessons.Case": "what case() returns",
+    "gpuscope_lessons.Feedback": "what Lesson.check() returns",
+    "gpuscope_lessons.Outcome": "what Lesson.reveal() returns",
+    "gpuscope_lessons.Result": "part of an Outcome",
+    "races.Happened": "part of what Recording.happened() returns",
+    "races.Watched": "what watch() yields",
     "experiments.nsight.Profile": "what nsight.profile() returns",
     "experiments.nsight.profile": "its example needs nsys and a GPU, so it is skipped",
     "experiments.runner.Progress": "what viewers are given",
@@ -67,9 +73,11 @@ WITHOUT_EXAMPLE = {
 
 
 def resolve(dotted):
-    """Return what a name under gpuscope stands for, or None."""
-    found = gs
-    for part in dotted.split("."):
+    """Return what a name under gpuscope, or one of the lessons', stands for, or None."""
+    found, parts = gs, dotted.split(".")
+    if parts[0] == "gpuscope_lessons":
+        found, parts = gpuscope_lessons, parts[1:]
+    for part in parts:
         if inspect.ismodule(found) and not hasattr(found, part):
             with contextlib.suppress(ModuleNotFoundError):
                 importlib.import_module(f"{found.__name__}.{part}")
@@ -91,21 +99,22 @@ def offered(module):
 
 
 def documented():
-    """Names under gpuscope that the reference lists, in its order."""
+    """Names under gpuscope that the reference lists, in its order, and those of the lessons."""
     names = []
-    inside = ""
-    for block in re.findall(r"```\{eval-rst\}\n(.*?)```", REFERENCE.read_text("utf-8"), re.DOTALL):
+    inside = package = ""
+    pages = "".join((REFERENCE / name).read_text("utf-8") for name in ("index.md", "lessons.md"))
+    for block in re.findall(r"```\{eval-rst\}\n(.*?)```", pages, re.DOTALL):
         for line in block.splitlines():
             if found := re.match(r"\.\. (\w+)::\s*([\w.]*)$", line):
                 inside = found[1]
                 if inside == "automodule":
                     names.append(module := found[2].removeprefix("gpuscope."))
                 elif inside == "currentmodule":
-                    assert found[2] == "gpuscope"
+                    package = "" if found[2] == "gpuscope" else f"{found[2]}."
             elif inside == "automodule" and line.strip() == ":members:":
                 names += offered(module)
             elif inside == "autosummary" and re.match(r"   \w", line):
-                names.append(line.strip())
+                names.append(package + line.strip())
     return names
 
 
@@ -117,9 +126,10 @@ PUBLIC = [
     *(
         f"{room}.{name}"
         for room in ROOMS
-        for name in getattr(gs, room).__all__
-        if not inspect.ismodule(getattr(getattr(gs, room), name))
+        for name in resolve(room).__all__
+        if not inspect.ismodule(getattr(resolve(room), name))
     ),
+    *(f"gpuscope_lessons.{name}" for name in gpuscope_lessons.__all__),
 ]
 
 
@@ -190,8 +200,9 @@ def test_the_exceptions_are_names_of_the_reference():
 @pytest.mark.parametrize(
     "module",
     [
-        ".".join(path.relative_to(ROOT).with_suffix("").parts)
-        for path in sorted((ROOT / "gpuscope").rglob("*.py"))
+        ".".join(path.relative_to(folder).with_suffix("").parts)
+        for folder in (ROOT, ROOT / "lessons")
+        for path in sorted(folder.glob("gpuscope*/**/*.py"))
         if ">>> " in path.read_text("utf-8")
     ],
 )

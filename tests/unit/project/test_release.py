@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 import gpuscope
+import gpuscope_lessons
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
@@ -87,7 +88,7 @@ def test_the_oldest_packages_that_are_allowed_are_tried_with_the_oldest_python()
     said = subprocess.run(
         ["make", "-n", *run["run"].split()[1:]], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout  # fmt: skip
-    assert "--resolution lowest-direct --editable '.[test]'" in said
+    assert "--resolution lowest-direct --editable '.[test]' --editable lessons" in said
     assert f"python{PYTHONS[0]} -m venv" in said
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"][
         "optional-dependencies"
@@ -99,9 +100,14 @@ def test_the_oldest_packages_that_are_allowed_are_tried_with_the_oldest_python()
     assert all((ROOT / path).exists() for path in tests)
 
 
-def test_every_package_has_a_lower_bound():
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-    named = [project["dependencies"], *project["optional-dependencies"].values()]
+def test_both_distributions_have_one_version():
+    assert gpuscope_lessons.__version__ == gpuscope.__version__
+
+
+@pytest.mark.parametrize("folder", [ROOT, ROOT / "lessons"])
+def test_every_package_has_a_lower_bound(folder):
+    project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
+    named = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
     unbound = [
         package
         for packages in named

@@ -84,7 +84,7 @@ def host_too_early(gpu: gs.Device, *, ordered: bool) -> object:
 def lost_every_time(gpu: gs.Device, *, ordered: bool) -> object:
     data, new, seen = filled(gpu, 0), filled(gpu, 1), filled(gpu, 0)
     with gpu.create_stream(name="producer") as a, gpu.create_stream(name="consumer") as b:
-        a.launch(gs.learn.spin_kernel(gpu), 5_000_000, grid=1, block=32)
+        a.launch(gs.workloads.spin_kernel(gpu), 5_000_000, grid=1, block=32)
         a.copy(data, new)
         if ordered:
             b.wait(a.record())

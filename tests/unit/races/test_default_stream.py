@@ -24,12 +24,12 @@ def told():
 
 
 def _spin(stream):
-    stream.launch(gs.learn.spin_kernel(stream.device), 5_000, grid=1, block=32)
+    stream.launch(gs.workloads.spin_kernel(stream.device), 5_000, grid=1, block=32)
 
 
 def test_each_line_is_told_of_once(gpu, told):
     legacy = gpu.wrap_stream(0)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with gs.no_default_stream():
         for _ in range(3):
             legacy.launch(kernel, 5_000, grid=1, block=32)

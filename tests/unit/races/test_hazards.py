@@ -461,7 +461,7 @@ def test_what_a_host_function_reads_of_page_locked_memory(ordered, captured):
 def test_what_comes_behind_a_host_function_waits_for_it_to_run():
     """A recording that is read while it goes on."""
     gpu = gs.open_device("sim:h200", quiet=True)
-    host, spin = gpu.empty_pinned(100), gs.learn.spin_kernel(gpu)
+    host, spin = gpu.empty_pinned(100), gs.workloads.spin_kernel(gpu)
     with (
         gpu.create_stream() as a,
         gpu.create_stream() as b,
@@ -592,7 +592,7 @@ def test_memory_given_to_another_stream_follows_its_free():
 def test_what_python_writes_keeps_its_memory_from_being_given_out():
     gpu = gs.open_device("sim:h200", quiet=True)
     x = gpu.empty(100)
-    gpu.wrap_stream(0).launch(gs.learn.spin_kernel(gpu), 50_000_000, grid=1, block=32)
+    gpu.wrap_stream(0).launch(gs.workloads.spin_kernel(gpu), 50_000_000, grid=1, block=32)
     x[...] = 1
     address = x.address
     del x

@@ -120,7 +120,7 @@ def test_a_node_is_found_among_the_work_of_its_launch(node, name, row):
 def test_nodes_of_a_graph_are_in_the_rows_that_cupti_gave_them():
     """As what happened tells them: without this, a node but the first has no row of the trace."""
     gpu = gs.open_device("sim:h200", quiet=True)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with gpu.create_stream() as stream, gs.profile(gpu, hazards=True) as recording:
         gpu.calls.tell("mark", "began")
         with stream.capture() as graph:

@@ -673,7 +673,7 @@ def test_streams_of_pytorch_join_a_capture_of_ours(cuda, x, gpu, streams, joins)
 def test_our_work_is_work_of_a_graph_of_pytorchs(cuda, gpu, streams):
     a, b, c = streams
     x, y, z = gpu.empty(4), gpu.empty(4), gpu.empty(4)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     a.synchronize()
     graph = torch.cuda.CUDAGraph()
     with cuda.on(a.handle):

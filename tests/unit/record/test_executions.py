@@ -125,7 +125,7 @@ def meant_for_another(gpu, handle, operands, stream, other):
 
 
 def behind_others(gpu, handle, operands, stream, other):
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     other.launch(kernel, 5_000, grid=1, block=32)
     stream.wait(other.record())
     handle.execute(*operands, stream=stream)
@@ -226,7 +226,9 @@ def test_a_wait_that_fails_is_a_row_and_the_next_one_sees_the_end(ready, monkeyp
     gpu, handle, operands, stream = ready
     wait = gpu.backend.sync_event
     with gs.profile(gpu) as recording:
-        stream.launch(gs.learn.spin_kernel(gpu), 1_000_000, grid=1, block=32)  # it waits for this
+        stream.launch(
+            gs.workloads.spin_kernel(gpu), 1_000_000, grid=1, block=32
+        )  # it waits for this
         handle.execute(*operands, stream=stream)
 
         def fails(event):

@@ -51,7 +51,7 @@ class TimedByEvents(events.EventSource):
 @pytest.fixture
 def by_events(gpu, monkeypatch):
     """A simulated device that is timed by events."""
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     compile_any, launch = gpu.backend.compile, gpu.backend.launch
     monkeypatch.setattr(
         gpu.backend, "compile",
@@ -141,7 +141,7 @@ def test_what_is_no_length_is_refused_with_what_is_needed(gpu, value):
 # -- a simulated device ----------------------------------------------------------------------
 def program(gpu, stream, other):
     """Launch for some 4 ms of simulated time: kernels, handles, ranges, waits."""
-    kernel, handle = gs.learn.spin_kernel(gpu), gs.Gemm(gpu, m=64, n=64, k=64)
+    kernel, handle = gs.workloads.spin_kernel(gpu), gs.Gemm(gpu, m=64, n=64, k=64)
     for number in range(200):
         with gs.annotate(f"range {number}"):
             stream.launch(kernel, 10_000, grid=1, block=32)
@@ -193,7 +193,7 @@ def test_a_window_longer_than_the_recording_keeps_everything(gpu):
 
 
 def test_a_kernel_that_began_before_the_window_and_ends_in_it_has_its_call_s_facts(gpu):
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with (
         gpu.create_stream() as stream,
         gpu.create_stream() as other,
@@ -216,7 +216,7 @@ def test_a_kernel_that_began_before_the_window_and_ends_in_it_has_its_call_s_fac
 
 def test_memory_of_a_long_simulated_recording_is_bounded(gpu, monkeypatch):
     monkeypatch.setattr(recorder, "FULL", 64)
-    kernel, handle = gs.learn.spin_kernel(gpu), gs.Gemm(gpu, m=64, n=64, k=64)
+    kernel, handle = gs.workloads.spin_kernel(gpu), gs.Gemm(gpu, m=64, n=64, k=64)
     sizes, done = [], []
     with (
         gpu.create_stream() as stream,
@@ -240,7 +240,7 @@ def test_memory_of_a_long_simulated_recording_is_bounded(gpu, monkeypatch):
 
 def test_handles_whose_completion_nobody_looks_for_are_forgotten_and_counted(gpu, monkeypatch):
     monkeypatch.setattr(recorder, "FULL", 64)
-    handle, kernel = gs.Gemm(gpu, m=64, n=64, k=64), gs.learn.spin_kernel(gpu)
+    handle, kernel = gs.Gemm(gpu, m=64, n=64, k=64), gs.workloads.spin_kernel(gpu)
     late = gs.Gemm(gpu, m=64, n=64, k=64, name="late")
     with (
         gpu.create_stream() as stream,
@@ -271,7 +271,7 @@ def test_a_simulated_device_is_read_without_a_thread(gpu):
 
 
 def test_an_exception_at_any_line_of_reading_loses_nothing_of_the_window(gpu):
-    kernel, handle = gs.learn.spin_kernel(gpu), gs.Gemm(gpu, m=64, n=64, k=64)
+    kernel, handle = gs.workloads.spin_kernel(gpu), gs.Gemm(gpu, m=64, n=64, k=64)
     with (
         gpu.create_stream() as stream,
         gpu.create_stream() as other,
@@ -295,7 +295,7 @@ def test_an_exception_at_any_line_of_reading_loses_nothing_of_the_window(gpu):
 
 # -- readers ---------------------------------------------------------------------------------
 def test_numbers_of_batches_stay_and_tell_who_comes_too_late(gpu):
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with gpu.create_stream() as stream, gs.profile(gpu, keep="100 us") as recording:
         numbers = []
         for _ in range(50):
@@ -332,7 +332,7 @@ def test_a_row_that_ended_at_the_beginning_of_the_window_is_kept():
 # -- events ----------------------------------------------------------------------------------
 def test_by_events_the_window_has_what_a_recording_of_everything_has(by_events, monkeypatch):
     monkeypatch.setattr(recorder, "FULL", 32)
-    kernel, sizes = gs.learn.spin_kernel(by_events), []
+    kernel, sizes = gs.workloads.spin_kernel(by_events), []
     with (
         by_events.create_stream() as stream,
         by_events.create_stream() as other,

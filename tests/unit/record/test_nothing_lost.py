@@ -71,7 +71,7 @@ class TimedByEvents(events.EventSource):
 
 # -- readers that fail -----------------------------------------------------------------------
 def test_an_exception_at_any_line_of_reading_loses_nothing(gpu):
-    kernel, handle = gs.learn.spin_kernel(gpu), gs.Gemm(gpu, m=64, n=64, k=64)
+    kernel, handle = gs.workloads.spin_kernel(gpu), gs.Gemm(gpu, m=64, n=64, k=64)
     launched = itertools.count()
     with gpu.create_stream() as stream, gpu.create_stream() as other, gs.profile(gpu) as recording:
 
@@ -138,7 +138,7 @@ def test_readers_that_fail_take_nothing_from_another_recording(monkeypatch):
 
 def test_an_exception_at_any_line_of_reading_events_loses_nothing(gpu, monkeypatch):
     launched = itertools.count()
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     compile_any = gpu.backend.compile
     monkeypatch.setattr(
         gpu.backend,
@@ -181,7 +181,7 @@ def ended_with_an_exception(number, error, recording, stop):
 
 
 def test_an_exception_at_any_line_of_the_end_loses_nothing_or_says_so(gpu):
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with gpu.create_stream() as stream:
 
         def work():
@@ -223,7 +223,7 @@ def test_an_exception_at_any_line_of_cupti_s_end_loses_nothing_or_says_so(monkey
 
 # -- launches that are interrupted -------------------------------------------------------------
 def test_an_exception_at_any_line_of_noting_a_launch_loses_no_other_and_is_counted(gpu):
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with warnings.catch_warnings(), gpu.create_stream() as stream:
         warnings.simplefilter("ignore", UserWarning)
         for number, error in zip(itertools.count(1), errors(), strict=False):

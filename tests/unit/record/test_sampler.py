@@ -142,7 +142,7 @@ def test_a_recording_has_the_readings_of_its_time(nvml, monkeypatch, tmp_path):
 def test_a_simulated_gpu_has_no_readings(nvml):
     gpu = gs.open_device("sim:h200", quiet=True)
     with gs.profile(gpu) as recording, gpu.create_stream() as stream:
-        gs.learn.spin_kernel(gpu)
+        gs.workloads.spin_kernel(gpu)
         stream.synchronize()
     assert recording.trace.metadata.gpu_states == ()
     assert not nvml.uuids

@@ -30,7 +30,7 @@ class Cycle:
 
 def dropped(gpu, what):
     """Queue work with something, and drop it; returns a weak reference."""
-    step = gs.learn.Step(gpu, 3 * MS, name="dropped")
+    step = gs.workloads.Step(gpu, 3 * MS, name="dropped")
     stream = gpu.create_stream(name="dropped")
     step.execute(stream=stream)
     if what == "graph":
@@ -50,7 +50,7 @@ def dropped(gpu, what):
 @pytest.mark.parametrize("at", [*range(0, 40, 3), *range(40, 400, 19)])
 @pytest.mark.parametrize("what", ["handle", "graph", "partitions"])
 def test_what_is_collected_inside_of_a_call_is_finished_behind_it(gpu, caplog, what, at):
-    steps = [gs.learn.Step(gpu, ms * MS, name=name) for ms, name in ((2, "first"), (1, "last"))]
+    steps = [gs.workloads.Step(gpu, ms * MS, name=name) for ms, name in ((2, "first"), (1, "last"))]
     handle, calls, collected = dropped(gpu, what), 0, False
 
     def collect(frame, event, _argument):

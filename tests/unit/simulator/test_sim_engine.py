@@ -1457,7 +1457,7 @@ def _fail() -> None:
 
 
 def test_what_a_host_function_raises_is_told_once_to_who_waits_for_its_stream(gpu):
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with gpu.create_stream() as bad, gpu.create_stream() as other:
         bad.host_call(_fail)
         bad.launch(kernel, 1_000, grid=1, block=32)
@@ -1473,7 +1473,7 @@ def test_what_a_host_function_raises_is_told_once_to_who_waits_for_its_stream(gp
 
 
 def test_a_host_function_that_is_interrupted_holds_nothing_up(gpu):
-    kernel, called = gs.learn.spin_kernel(gpu), []
+    kernel, called = gs.workloads.spin_kernel(gpu), []
 
     def interrupted():
         called.append(1)
@@ -1495,7 +1495,7 @@ def test_a_host_function_that_is_interrupted_holds_nothing_up(gpu):
 
 
 def test_time_that_a_host_function_waits_holds_its_stream_and_no_launch(gpu):
-    kernel, seen = gs.learn.spin_kernel(gpu), []
+    kernel, seen = gs.workloads.spin_kernel(gpu), []
 
     def slow():
         began_ns = gpu.now_ns()
@@ -1601,7 +1601,7 @@ def test_threads_that_follow_each_other_share_no_default_stream():
 
 def test_a_default_stream_goes_with_its_thread_and_its_last_work():
     gpu = open_device("sim:h200", quiet=True)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     for _ in range(5):
         thread = Thread(target=lambda: gpu.default_stream().launch(kernel, 9_000, grid=1, block=32))
         thread.start()

@@ -103,7 +103,7 @@ def test_a_launch_that_comes_later_takes_longer():
 
 def test_a_launch_is_late_by_those_of_its_kind():
     gpu = gs.open_device("sim:h200", jitter=False, quiet=True)
-    gemm, kernel = gs.Gemm(gpu, m=64, n=64, k=64, name="gemm"), gs.learn.spin_kernel(gpu)
+    gemm, kernel = gs.Gemm(gpu, m=64, n=64, k=64, name="gemm"), gs.workloads.spin_kernel(gpu)
     gpu.backend._jitter = Jitter([(0, [(0, 1.0), (1, 1.0)]), (1000, [(0, 2.0), (1, 2.0)])])
     with gpu.create_stream() as stream, gs.profile(gpu) as recording:
         gemm.execute(stream=stream)

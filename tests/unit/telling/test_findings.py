@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from escaping import escaped
 
 import gpuscope as gs
 from gpuscope import analysis, telling
@@ -149,7 +150,7 @@ def test_partitions_without_work_given_to_them_cannot_be_judged():
 
 
 def test_the_verdict_and_its_evidence_agree_on_a_lessons_case():
-    trace = gs.learn.case("A").trace
+    trace = escaped()
     result = telling.findings(trace)
     assert result.findings[0] is result.confinement[0]
     escape = analysis.confinement(trace)["decode"].escapes[0]

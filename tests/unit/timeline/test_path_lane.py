@@ -10,7 +10,7 @@ from gpuscope.trace.tracks import Group
 
 def test_the_path_is_a_lane_of_its_own():
     gpu = gs.open_device("sim:h200", quiet=True)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
         with gs.annotate("mine"):
             stream.launch(kernel, 50_000, grid=1, block=32)

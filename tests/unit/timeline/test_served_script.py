@@ -210,7 +210,7 @@ def test_what_a_file_leaves_out_is_in_columns_of_busy_time(monkeypatch):
 
 def test_the_critical_path_does_not_take_the_place_of_the_spans(monkeypatch, tmp_path):
     gpu = gs.open_device("sim:h200", quiet=True)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
         for _ in range(40):
             stream.launch(kernel, 20_000, grid=1, block=32)

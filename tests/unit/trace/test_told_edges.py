@@ -17,7 +17,7 @@ SIMULATED = ("launch", "event wait", "graph", "legacy default stream", "SMs", "p
 @pytest.fixture(scope="module")
 def trace():
     gpu = gs.open_device("sim:h200", quiet=True)
-    kernel = gs.learn.spin_kernel(gpu)
+    kernel = gs.workloads.spin_kernel(gpu)
     with gpu.create_stream() as stream, gs.profile(gpu) as recording:
         for _ in range(3):
             stream.launch(kernel, 5_000, grid=1, block=32)

@@ -29,7 +29,6 @@ from plotly.basedatatypes import Undefined
 
 import gpuscope as gs
 from gpuscope.errors import MissingEvidence
-from gpuscope.learn.question import Question
 from gpuscope.timeline.canvas.plot import Plot, _bars_first
 from gpuscope.timeline.canvas.scheduler import RedrawScheduler
 from gpuscope.timeline.canvas.snapshot import DARK
@@ -49,6 +48,7 @@ from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.widgets.details import Details, describe
 from gpuscope.widgets.view import Bar, TimelineView
 from gpuscope.workloads.spin import Spin
+from gpuscope_lessons.question import Question
 
 TIMES = st.integers(0, 10**12)
 
@@ -1013,7 +1013,7 @@ def test_a_closed_timeline_is_forgotten_with_its_trace(gpu, live):
 def test_no_widget_has_a_script_or_style_that_keeps_it():
     """anywidget has a file's contents call each widget, for ever, when they change."""
     for module in pkgutil.walk_packages(gs.__path__, "gpuscope."):
-        if module.name.startswith(("gpuscope.widgets", "gpuscope.learn")):
+        if module.name.startswith(("gpuscope.widgets", "gpuscope_lessons")):
             importlib.import_module(module.name)
     widgets = set(below(anywidget.AnyWidget))
     assert {Plot, Bar, Details, Question} <= widgets

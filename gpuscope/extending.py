@@ -11,11 +11,13 @@ from gpuscope._foreign import Malformed, load, loads
 from gpuscope._lazy import public
 from gpuscope._locks import try_lock
 from gpuscope._text import clean
+from gpuscope._types import Untyped
 
 __all__ = [
     "Malformed",
     "MappingOf",
     "SeveralOf",
+    "Untyped",
     "check_new",
     "clean",
     "closest",

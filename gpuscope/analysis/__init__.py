@@ -9,7 +9,7 @@ P was selected, whichever stream ran it; *confinement(P)* = its time inside P / 
 
 from typing import TYPE_CHECKING
 
-from gpuscope._lazy import public
+from gpuscope import _lazy
 from gpuscope.analysis.busy_analysis import ConcurrencyResult as ConcurrencyResult
 from gpuscope.analysis.busy_analysis import OverlapResult as OverlapResult
 from gpuscope.analysis.busy_analysis import PairOverlap as PairOverlap
@@ -92,7 +92,7 @@ if TYPE_CHECKING:  # what stands on this room
 _TOLD = frozenset(["confinement_verdict", "explain", "findings", "findings_by_setting", "outcome"])
 
 
-_resolved, __dir__, _ = public(__name__)
+_resolved, __dir__, _ = _lazy.public(__name__)
 
 
 def __getattr__(name: str) -> object:

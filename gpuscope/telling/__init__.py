@@ -6,7 +6,7 @@ in :mod:`gpuscope.telling.media`; nothing else builds a sentence about a result,
 
 from typing import TYPE_CHECKING
 
-from gpuscope._lazy import public
+from gpuscope import _lazy
 from gpuscope.telling.described import describe_settings as describe_settings
 from gpuscope.telling.explanation import Explanation as Explanation
 from gpuscope.telling.explanation import explain as explain
@@ -32,4 +32,4 @@ if TYPE_CHECKING:  # what stands on this room
     from gpuscope.comparing.tunings import TunedWords as TunedWords
     from gpuscope.comparing.tunings import tuned as tuned
 
-__getattr__, __dir__, _ = public(__name__)
+__getattr__, __dir__, _ = _lazy.public(__name__)

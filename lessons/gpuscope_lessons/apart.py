@@ -23,7 +23,7 @@ import numpy as np
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 from gpuscope.device import Device, handing_over
-from gpuscope_lessons._types import Untyped
+from gpuscope.extending import Untyped
 from gpuscope_lessons.handed_in import Code
 from gpuscope_lessons.lesson import Lesson
 

@@ -18,12 +18,11 @@ import numpy as np
 
 from gpuscope.analysis import hazards
 from gpuscope.device import Device, Graph, NativeArray, Stream
-from gpuscope.extending import given
+from gpuscope.extending import Untyped, given
 from gpuscope.races import Misbehaved
 from gpuscope.record.recorder import Recording
 from gpuscope.trace import Trace
 from gpuscope.workloads import Step
-from gpuscope_lessons._types import Untyped
 from gpuscope_lessons.flow import Flow
 
 _OF_NUMPY = [np.dtype(code).type for code in np.typecodes["AllInteger"] + np.typecodes["Float"]]

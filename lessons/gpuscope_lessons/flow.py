@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from gpuscope.device import byte_ranges
+from gpuscope.extending import Untyped
 from gpuscope.races import Happened
-from gpuscope_lessons._types import Untyped
 
 Span = tuple[int, int]
 """Addresses of the first byte and of the one after the last."""

@@ -11,8 +11,7 @@ from pathlib import Path
 import msgspec
 
 from gpuscope.errors import TraceFormatError
-from gpuscope.extending import load
-from gpuscope_lessons._types import Untyped
+from gpuscope.extending import Untyped, load
 from gpuscope_lessons.outcome import RESULTS, Result
 
 ASKS = {"predict": "prediction", "check": "exercise", "quiz": "quiz"}

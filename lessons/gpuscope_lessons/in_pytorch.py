@@ -15,8 +15,7 @@ import numpy as np
 
 from gpuscope.device import Device, Graph, NativeArray
 from gpuscope.errors import CapabilityError, StreamError
-from gpuscope.extending import door, given, require_kind
-from gpuscope_lessons._types import Untyped
+from gpuscope.extending import Untyped, door, given, require_kind
 
 _T = TypeVar("_T")
 

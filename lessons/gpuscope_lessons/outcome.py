@@ -13,10 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope import figures
-from gpuscope.extending import clean
+from gpuscope.extending import Untyped, clean
 from gpuscope.telling import Explanation
 from gpuscope.trace import Trace
-from gpuscope_lessons._types import Untyped
 from gpuscope_lessons.recorded import label
 
 RESULTS = "application/vnd.gpuscope.results+json"

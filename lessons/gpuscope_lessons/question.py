@@ -11,7 +11,7 @@ import anywidget
 import traitlets
 
 from gpuscope.errors import InvalidArgument
-from gpuscope_lessons._types import Untyped
+from gpuscope.extending import Untyped
 from gpuscope_lessons.answers import Answer, FormField, Kind
 
 Shown: TypeAlias = object

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from gpuscope.device import Device, PinnedArray
-from gpuscope_lessons._types import Untyped
+from gpuscope.extending import Untyped
 from gpuscope_lessons.attempt import Unmet
 from gpuscope_lessons.cuda.separate import Answering
 

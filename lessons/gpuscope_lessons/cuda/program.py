@@ -9,9 +9,8 @@ import numpy as np
 
 from gpuscope.device import Device, Kernel, NativeArray, PinnedArray, Stream
 from gpuscope.errors import GpuscopeError, InvalidArgument
-from gpuscope.extending import MappingOf, count, door, given, require_kind
+from gpuscope.extending import MappingOf, Untyped, count, door, given, require_kind
 from gpuscope.workloads import Handle
-from gpuscope_lessons._types import Untyped
 from gpuscope_lessons.attempt import Unmet
 from gpuscope_lessons.cuda.codes import NOT_READY, code_of
 from gpuscope_lessons.cuda.compiling import Signature, as_cpp, compiled, compiler

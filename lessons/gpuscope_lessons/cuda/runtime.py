@@ -18,8 +18,8 @@ from gpuscope.errors import (
     InvalidOperand,
     StreamError,
 )
+from gpuscope.extending import Untyped
 from gpuscope.workloads import Handle
-from gpuscope_lessons._types import Untyped
 from gpuscope_lessons.cuda.codes import NOT_READY
 from gpuscope_lessons.cuda.compiling import Signature
 from gpuscope_lessons.cuda.inside import PinnedMemory

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuscope.device import Device, PinnedArray
 from gpuscope.errors import InvalidArgument
-from gpuscope_lessons._types import Untyped
+from gpuscope.extending import Untyped
 
 BASE = 0x2080_0000_0000
 """Where it begins in the program."""

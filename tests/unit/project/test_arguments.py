@@ -360,7 +360,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "TuneResult.most": (tuned.most, {"number": 100}),
         "TuneResult.interval": (tuned.interval, {"setting": tuned.settings[0]}),
         "TuneResult.free_sms": (tuned.free_sms, {"setting": tuned.settings[0]}),
-        "TuneResult.won": (tuned.won, {"setting": tuned.settings[0]}),
+        "TuneResult.effects": (tuned.effects, {"setting": tuned.settings[0]}),
         "TunedSetting.mean": (tuned.settings[0].mean, {"goal": tuned.objective}),
         "InterferenceResult.cell": (shares.cell, {"of": "w", "given": "v"}),
         "OverlapResult.pair": (analysis.overlap(trace).pair, {"a": "s", "b": "t"}),

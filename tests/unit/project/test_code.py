@@ -16,35 +16,36 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 15_070,
-    "analyses": 4_191,
-    "analysis": 84_960,
-    "cli": 14_776,
-    "device": 49_157,
-    "experiments": 20_238,
-    "figures": 7_995,
-    "formats": 48_554,
-    "judging": 16_732,
-    "learn": 38_777,
-    "races": 17_014,
-    "record": 53_695,
-    "report": 5_237,
-    "search": 16_309,
+    "": 15_215,
+    "analyses": 3_336,
+    "analysis": 64_282,
+    "cli": 14_786,
+    "comparing": 38_851,
+    "device": 49_554,
+    "experiments": 20_282,
+    "figures": 1_713,
+    "formats": 48_618,
+    "judging": 13_094,
+    "lessons": 33_422,
+    "races": 21_111,
+    "record": 53_726,
+    "report": 5_243,
+    "search": 16_586,
     "simulator": 66_458,
-    "telling": 20_535,
+    "telling": 13_261,
     "timeline": 50_043,
     "trace": 34_205,
-    "widgets": 32_837,
-    "workloads": 20_226,
+    "widgets": 32_775,
+    "workloads": 20_830,
 }
 """Tokens of each room and of the root: may only go down, unless a feature is added: then by
 what the feature takes."""
-DENSITY = 9.65
+DENSITY = 9.64
 """Tokens a line: may only go down."""
 ANY_PER_10000 = 4.0
 """May only go down."""
 ALIASES_OF_ANY = 2
-DIALECT = 226
+DIALECT = 225
 """May only go down."""
 PRIVATE_READS = 0
 BY_STRING = 0

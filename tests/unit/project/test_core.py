@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[3]
 GONE = ("simulator", "races")
 TESTS = (
     "tests/contract/test_cpu.py",
-    "tests/unit/analysis/test_race.py",
+    "tests/unit/comparing/test_race.py",
     "tests/unit/figures/test_figures.py",
     "tests/unit/formats/test_csv.py",
     "tests/unit/formats/test_importers.py",

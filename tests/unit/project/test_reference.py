@@ -24,6 +24,7 @@ ROOMS = ("device", "experiments", "extending", "races", "search", "widgets", "wo
 """Rooms whose public names resolve at first use."""
 
 WITHOUT_EXAMPLE = {
+    "extending.Untyped": "a name for any type",
     "analysis.Collective": "part of what collectives() returns",
     "analysis.CollectiveGroup": "part of what collectives() returns",
     "analysis.Escape": "part of what confinement() returns",

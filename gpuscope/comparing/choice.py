@@ -56,9 +56,10 @@ class Option:
         whole, samples = {}, {}
         for workload, row in self.rows.items():
             for column, shares in row["samples"] or ():
-                if row[column] is not None:
-                    whole[workload, column] = row[column]
-                    samples[workload, column] = [row[column] * share for share in shares]
+                value = row.get(column)
+                if isinstance(value, int | float):
+                    whole[workload, column] = value
+                    samples[workload, column] = [value * share for share in shares]
         return MeasuredTrace(whole, samples, next(iter(self.rows.values()))["unit"])
 
 

@@ -37,6 +37,8 @@ def former_points(path: Path) -> tuple[SweepFacts, list[MeasuredPoint]]:
     by_number: dict[int, list[Row]] = {}
     for row in table.to_pylist():
         by_number.setdefault(row["number"], []).append(row)
+    if None in by_number:
+        raise ValueError("rows have no number")
     points = [
         MeasuredPoint(
             number,

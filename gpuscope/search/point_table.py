@@ -195,6 +195,7 @@ def saved(folder: Path, name: str) -> SavedPoints | None:
             return None
         if not asked or set(asked[0]["order"]) != set(asked[0]["parameters"]):
             raise ValueError("what was asked for is missing, or its parameters are in no order")
+        msgspec.convert(asked[0]["experiment"].get("workloads", {}), dict[str, dict[str, object]])
         if any(other != asked[0] for other in asked):
             raise GpuscopeError(
                 f"{folder.name!r} holds points of several sweeps: move those of the others away"

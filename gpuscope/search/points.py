@@ -57,7 +57,9 @@ class MeasuredPoint(msgspec.Struct, frozen=True, omit_defaults=True):
 
     number: int
     state: Literal["measured", "refused", "stopped", "lost"]
-    rows: list[dict[str, Value | dict[str, list[float]] | None]]
+    rows: Annotated[
+        list[dict[str, Value | dict[str, list[float]] | None]], msgspec.Meta(min_length=1)
+    ]
     gpu: str | None = None
     error: str | None = None
     provenance: str | None = None

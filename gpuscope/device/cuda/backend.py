@@ -9,6 +9,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -49,13 +50,24 @@ class CudaBackend(CudaContext):
         self._once = threading.Lock()
         self._plain_bytes = 0
         self._kernels: dict[tuple[str, str], Untyped] = {}
-        self._blas = self._blas_type(
-            self._index, self._take, self.mark, lambda: bool(self._device.context.is_green)
-        )
+        self._opened_blas: Untyped = None
+
+    @cached_property
+    def _blas(self) -> Untyped:
+        """What multiplies; opened at first use, as its library takes long to import."""
+        with self._once:
+            if self._opened_blas is None:
+                from gpuscope.device.cuda.blas import Blas  # noqa: PLC0415 - as said
+
+                self._opened_blas = Blas(
+                    self._index, self._take, self.mark, lambda: bool(self._device.context.is_green)
+                )
+            return self._opened_blas
 
     def close_stream(self, raw: Untyped, handle: int) -> None:
         """Destroy a stream, and free the workspace of its GEMMs."""
-        self._blas.forget_stream(handle)
+        if self._opened_blas is not None:
+            self._opened_blas.forget_stream(handle)
         raw.close()
 
     # -- memory -----------------------------------------------------------------------

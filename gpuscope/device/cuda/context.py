@@ -58,11 +58,10 @@ class CudaContext(Backend[Untyped, Untyped, Untyped]):
 
     def __init__(self, index: int) -> None:
         version, self._cupy, self._core = _load(index)
-        from gpuscope.device.cuda import arrays, blas, partition, probe  # noqa: PLC0415
+        from gpuscope.device.cuda import arrays, partition, probe  # noqa: PLC0415
 
         self._arrays = arrays
         self._probe_type = probe.SmProbe
-        self._blas_type = blas.Blas
         self._probe: Untyped = None
         self.array_type: type = self._cupy.ndarray
         self.home: object = index

@@ -131,7 +131,7 @@ try:
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     {wait}
 except KeyboardInterrupt:
-    print("interrupted")
+    print("interrupted", flush=True)
 os._exit(0)
 """
     ran = subprocess.run(

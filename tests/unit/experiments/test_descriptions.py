@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import gpuscope as gs
+from gpuscope.comparing.choice import choices
 from gpuscope.errors import GpuscopeError, InvalidExperiment, InvalidProfile
+from gpuscope.search.point_table import POINTS
 from gpuscope.search.sweeps import load_sweep
 from gpuscope.simulator.profiles.schema import ProfileFile
 
@@ -157,8 +160,20 @@ def test_a_gpu_of_no_size_that_there_is_is_refused(changes, words):
 
 
 # -- points of sweeps -------------------------------------------------------------------------
+FORMER = Path(__file__).resolve().parents[2] / "data" / "before" / "sweep"
+
+
 @pytest.fixture(scope="module")
-def point(tmp_path_factory):
+def former():
+    """Points as a former version kept them."""
+    with pa.OSFile(str(next(FORMER.glob("point-*.arrows")))) as file:
+        reader = pa.ipc.open_stream(file)
+        return pa.Table.from_batches([reader.read_next_batch()], reader.schema)
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory):
+    """Lines of points: what was asked for, then a point each."""
     folder = tmp_path_factory.mktemp("swept")
     spin = {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}
     gs.search.sweep(
@@ -166,66 +181,86 @@ def point(tmp_path_factory):
          "workloads": {"w": spin}},
         {"partitions.a": [8, 16]}, gs.open_device("sim:h200", quiet=True), path=folder,
     )  # fmt: skip
-    return pq.read_table(next(folder.glob("point-*.parquet")))
+    return [json.loads(line) for line in (folder / POINTS).read_text("utf-8").splitlines()]
 
 
-def loads(path):
+def loads(folder):
     try:
-        result = load_sweep(path.parent)
-        assert result.rows()  # of which most is read only now
+        with warnings.catch_warnings(action="ignore"):  # of lines that cannot be read
+            result = load_sweep(folder)
+        assert result.rows()
+        assert choices(result) is not None
     except GpuscopeError:
         return
     assert repr(result)
     assert result.note
 
 
+def write(folder, lines):
+    text = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (folder / POINTS).write_text(text, "utf-8")
+
+
+plain = st.one_of(st.none(), st.integers(), st.text(max_size=3), st.just([]), st.just({}),
+                  st.just(2**70), st.just([2**70]), st.just([1, "x"]), st.just(-1))  # fmt: skip
+
+
+@given(data=st.data())
+@settings(max_examples=300, suppress_health_check=PATIENT)
+def test_any_values_in_lines_of_points_are_read_or_an_error_of_ours(lines, tmp_path, data):
+    write(tmp_path, data.draw(changed(lines, plain)))
+    loads(tmp_path)
+
+
 @given(data=st.data())
 @settings(max_examples=150, suppress_health_check=PATIENT)
-def test_any_facts_in_a_point_are_read_or_an_error_of_ours(point, tmp_path, data):
-    (key,) = point.schema.metadata
-    said = json.loads(point.schema.metadata[key])
-    plain = st.one_of(st.none(), st.integers(), st.text(max_size=3), st.just([]), st.just({}),
-                      st.just(2**70), st.just([2**70]), st.just([1, "x"]), st.just(-1))  # fmt: skip
+def test_any_facts_in_former_points_are_read_or_an_error_of_ours(former, tmp_path, data):
+    (key,) = former.schema.metadata
+    said = json.loads(former.schema.metadata[key])
     facts = json.dumps(data.draw(changed(said, plain))).encode()
-    path = tmp_path / "point-0000.parquet"
-    pq.write_table(point.replace_schema_metadata({key: facts}), path)
-    loads(path)
+    pq.write_table(former.replace_schema_metadata({key: facts}), tmp_path / "point-0000.parquet")
+    loads(tmp_path)
 
 
-def test_points_without_a_number_are_not_left_out_in_silence(point, tmp_path):
-    at = point.schema.get_field_index("number")
-    pq.write_table(
-        point.set_column(at, "number", pa.nulls(len(point))), tmp_path / "point-0.parquet"
-    )
+def test_points_without_a_number_are_not_left_out_in_silence(former, lines, tmp_path):
+    at = former.schema.get_field_index("number")
+    numbers = pa.nulls(len(former), pa.int64())
+    pq.write_table(former.set_column(at, "number", numbers), tmp_path / "point-0.parquet")
     with pytest.raises(GpuscopeError, match="rows have no number"):
         load_sweep(tmp_path)
+    (tmp_path / "point-0.parquet").unlink()
+    asked, first, second = copy.deepcopy(lines)
+    del second["point"]["number"]
+    write(tmp_path, [asked, first, second])
+    with pytest.warns(UserWarning, match="1 of 3 lines .* cannot be read"):
+        assert load_sweep(tmp_path).unmeasured == 1
 
 
 @given(name=st.integers(0, 200), how=st.sampled_from(["drop", "text", "list", "twice", "null"]))
 @settings(max_examples=100, suppress_health_check=PATIENT)
-def test_any_columns_in_a_point_are_read_or_an_error_of_ours(point, tmp_path, name, how):
-    at = name % point.num_columns
-    column = point.field(at).name
-    rows = len(point)
+def test_any_columns_in_former_points_are_read_or_an_error_of_ours(former, tmp_path, name, how):
+    at = name % former.num_columns
+    column = former.field(at).name
+    rows = len(former)
     if how == "drop":
-        table = point.drop_columns([column])
+        table = former.drop_columns([column])
     elif how == "twice":
-        table = point.append_column(column, pa.nulls(rows))
+        table = former.append_column(column, pa.nulls(rows))
     else:
         value = {"text": pa.array(["x"] * rows), "list": pa.array([[1]] * rows),
                  "null": pa.nulls(rows)}[how]  # fmt: skip
-        table = point.set_column(at, column, value)
-    path = tmp_path / "point-0000.parquet"
-    pq.write_table(table, path)
-    loads(path)
+        table = former.set_column(at, column, value)
+    pq.write_table(table, tmp_path / "point-0000.parquet")
+    loads(tmp_path)
 
 
-def test_points_of_two_sweeps_in_one_folder_are_said(point, tmp_path):
-    (key,) = point.schema.metadata
-    said = json.loads(point.schema.metadata[key])
-    other = {**said, "experiment": {"name": "other"}}
-    for number, facts in enumerate((said, other)):
-        table = point.replace_schema_metadata({key: json.dumps(facts).encode()})
-        pq.write_table(table, tmp_path / f"point-{number:04}.parquet")
+def test_points_of_two_sweeps_in_one_folder_are_said(former, lines, tmp_path):
+    other = copy.deepcopy(lines)
+    other[0]["asked"]["experiment"] = {"name": "other"}
+    write(tmp_path, [*lines, *other])
+    with pytest.raises(GpuscopeError, match="points of several sweeps"):
+        load_sweep(tmp_path)
+    write(tmp_path, lines)
+    pq.write_table(former, tmp_path / "point-0.parquet")
     with pytest.raises(GpuscopeError, match="points of several sweeps"):
         load_sweep(tmp_path)

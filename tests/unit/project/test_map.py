@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from gpuscope._plugins import ROOMS
+
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ROOT / "gpuscope", ROOT / "lessons" / "gpuscope_lessons"
 PAGE = (ROOT / "docs" / "design.md").read_text("utf-8")
@@ -30,6 +32,17 @@ def test_whoever_looks_for_a_feature_is_sent_to_files_that_exist():
         assert names, feature
         for name in names:
             assert any((package / name).exists() for package in PACKAGES), f"{feature}: {name}"
+
+
+def test_the_table_of_registries_has_all_of_them_and_what_our_rooms_add():
+    rows = re.findall(r"^\| `(gpuscope\.\w+)` \|.*\|([^|]*)\|$", PAGE, re.MULTILINE)
+    ours = {group: set(re.findall(r"`(\w+)`", names)) for group, names in rows}
+    sources = [path.read_text("utf-8") for path in PACKAGES[0].rglob("*.py")]
+    asked = {group for text in sources for group in re.findall(r'Plugins\("(gpuscope\.\w+)"', text)}
+    assert set(ours) == asked
+    assert {group: names for group, names in ours.items() if names} == {
+        group: set(names) for group, names in ROOMS.items()
+    }
 
 
 def test_the_picture_of_the_rooms_is_of_this_tree_and_imports_follow_its_arrows():

@@ -7,9 +7,8 @@ what becomes of the picture changes nothing of the trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuscope.record.cupti.links import Links
@@ -22,9 +21,6 @@ from gpuscope.trace import schema
 
 if TYPE_CHECKING:
     from gpuscope._types import Array
-
-Ask = Callable[[str, int, int], str]
-"""Takes ``"call"``, ``"site"`` or ``"text"``, and two numbers that say which; gives the text."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +45,30 @@ class BufferFacts:
     noted: bool
 
 
-class _Asking:
-    """Stands in for libcupti in a process that has none of the records' texts."""
+@dataclass
+class RecordTexts:
+    """The texts that records name: in a process without them it stands in for libcupti.
 
-    def __init__(self, version: int, ask: Ask) -> None:
-        self.version = version
-        self.callback_name = cache(partial(ask, "call"))
+    Attributes
+    ----------
+    version
+        ``CUPTI_API_VERSION`` of what wrote the records.
+    calls
+        Domain of an API call → its number → its name.
+    at_address
+        Address in the recorded process → what stands there.
+    sites
+        Number of a launch site → its text.
+    """
+
+    version: int
+    calls: Mapping[int, Mapping[int, str]]
+    at_address: dict[int, str] = field(default_factory=dict)
+    sites: dict[int, str] = field(default_factory=dict)
+
+    def callback_name(self, domain: int, number: int) -> str:
+        """Return the name of an API call; ``""`` if it has none."""
+        return self.calls.get(domain, {}).get(number, "")
 
 
 class RemoteReader:
@@ -62,18 +76,19 @@ class RemoteReader:
 
     Parameters
     ----------
-    ask
-        Gives the texts that the buffers name.
+    texts
+        What the buffers name; more may come into it.
     """
 
-    def __init__(self, facts: BufferFacts, ask: Ask) -> None:
+    def __init__(self, facts: BufferFacts, texts: RecordTexts) -> None:
         self.places = Known()
         self.found = completeness = Completeness()
-        library, text = _Asking(facts.version, ask), partial(ask, "text")
-        self._records = Records(library, facts.which, completeness, lambda at: text(at, 0))
+        self._records = Records(
+            texts, facts.which, completeness, lambda address: texts.at_address.get(address, "")
+        )
         self._records.first, self._records.noted = facts.first, facts.noted
         self._records.ranges.arrive = True
-        self._records.site_text = cache(lambda number: ask("site", number, 0))
+        self._records.site_text = lambda number: texts.sites.get(number, "")
         self._next = 1
         self._links = Links(
             self._records, self.places, SelectionLog(), completeness, all_calls=False

@@ -23,7 +23,7 @@ import numpy as np
 from gpuscope._sites import site_text
 from gpuscope.errors import GpuscopeError, TraceFormatError
 from gpuscope.record.cupti import layout
-from gpuscope.record.cupti.afar import BufferFacts, RemoteReader
+from gpuscope.record.cupti.afar import BufferFacts, RecordTexts, RemoteReader
 from gpuscope.record.cupti.library import DRIVER_API, LAST_CALLBACK, RUNTIME_API, text_at
 from gpuscope.record.cupti.places import Known, PlaceNumbers
 from gpuscope.record.rows import Batch
@@ -232,9 +232,7 @@ class JournalReader:
         self.path = path
         self._at = 0
         self._reader: RemoteReader | None = None
-        self._names: dict[int, dict[int, str]] = {}
-        self._texts: dict[int, str] = {}
-        self._sites: dict[int, str] = {}
+        self._texts = RecordTexts(0, {})
         self._numbers: set[int] = set()
         self._metadata = TraceMetadata()
         self._batches: list[Batch] = []
@@ -297,14 +295,16 @@ class JournalReader:
             taken += len(payload)
             if kind == _HEAD:
                 head = msgspec.json.decode(payload, type=_Head)
-                self._names, self._reader = head.calls, RemoteReader(head.facts, self._ask)
+                self._texts = RecordTexts(head.facts.version, head.calls)
+                self._reader = RemoteReader(head.facts, self._texts)
             elif kind == _BUFFER and number not in self._numbers:
                 self._numbers.add(number)
                 buffers.append(np.frombuffer(payload, np.uint8))
             elif kind == _TEXTS:
-                self._texts |= msgspec.json.decode(payload, type=dict[int, str])
+                texts = msgspec.json.decode(payload, type=dict[int, str])
+                self._texts.at_address.update(texts)
             elif kind == _SITES:
-                self._sites |= msgspec.json.decode(payload, type=dict[int, str])
+                self._texts.sites.update(msgspec.json.decode(payload, type=dict[int, str]))
             elif kind == _PLACES and self._reader is not None:
                 self._reader.learn(msgspec.msgpack.decode(payload, type=Known))
             elif kind == _CALLS:
@@ -336,11 +336,6 @@ class JournalReader:
             raise ValueError(f"at byte {self._at} there is no frame")
         self._at = behind
         return kind, number, file.read(nbytes)
-
-    def _ask(self, what: str, first: int, second: int) -> str:
-        if what == "call":
-            return self._names.get(first, {}).get(second, "")
-        return (self._sites if what == "site" else self._texts).get(first, "")
 
     def _facts(self, left: Mapping[str, int]) -> TraceMetadata:
         """Return what the recording told of itself, and what reading found and left out."""

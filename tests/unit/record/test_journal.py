@@ -22,8 +22,9 @@ from gpuscope.experiments.recorded import RecordingOrder
 from gpuscope.record.calls import Ended
 from gpuscope.record.cupti import journal as journals
 from gpuscope.record.cupti import layout, source
-from gpuscope.record.cupti.afar import BufferFacts, RemoteReader
+from gpuscope.record.cupti.afar import BufferFacts, RecordTexts, RemoteReader
 from gpuscope.record.cupti.journal import JournalReader
+from gpuscope.record.cupti.library import LAST_CALLBACK
 from gpuscope.record.cupti.places import Known
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
@@ -327,10 +328,9 @@ def test_what_a_real_libcupti_wrote_is_read_as_without_a_file(monkeypatch, tmp_p
         stored = journal.store(number, raw)
         assert (journal.fetch(stored) == raw).all()
 
-    def ask(what, first, second):
-        return real.texts[first] if what == "text" else library.callback_name(first, second)
-
-    reader = RemoteReader(facts, ask)
+    names = {number: library.callback_name(0, number) for number in range(LAST_CALLBACK)}
+    texts = RecordTexts(real.version, dict.fromkeys(range(10), names), real.texts)
+    reader = RemoteReader(facts, texts)
     near = reader.rows(real.raw, Ended(0, [], []), {}, over=True)
     far = JournalReader(tmp_path / "a").read(over=True)
     assert as_rows(far) == as_rows(Trace(near.spans, near.edges, TraceMetadata()))

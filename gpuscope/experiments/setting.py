@@ -35,9 +35,21 @@ class StreamSpec(ExtendedModel):
 
     _later = ("blocking",)
 
-    partition: str | None = None
-    priority: Annotated[int, Field(ge=-5, le=0)] = 0
-    blocking: bool = False
+    partition: str | None = Field(default=None, title="Runs in")
+    priority: int = Field(
+        default=0,
+        ge=-5,
+        le=0,
+        title="Priority",
+        description="Lower numbers run first among blocks that wait for an SM; nothing is "
+        "pre-empted",
+    )
+    blocking: bool = Field(
+        default=False,
+        title="Blocking",
+        description="Waits for what was queued in the legacy default stream, and is waited for "
+        "by it",
+    )
 
     @model_validator(mode="after")
     def _blocking_is_of_the_whole_gpu(self) -> Self:

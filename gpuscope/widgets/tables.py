@@ -15,7 +15,7 @@ from gpuscope.timeline.text import clean
 from gpuscope.widgets.table import Described, Field, Table, Values, field
 from gpuscope.workloads.python_kind import PYTHON
 from gpuscope.workloads.registry import kinds
-from gpuscope.workloads.spec import KindField, WorkloadSpec
+from gpuscope.workloads.spec import KindField, Model, WorkloadSpec
 
 _PACED = ("fixed", "poisson")
 """Arrivals that have a rate."""
@@ -110,25 +110,12 @@ class StreamTable(Table):
     def _fields(self) -> list[Field]:
         homes = [*_named(self._choices), (WHOLE_GPU, "whole GPU")]
         notes = {0: " (default)", -5: " (first)"}
+        levels = [(level, f"{level}{notes.get(level, '')}") for level in range(0, -6, -1)]
         return [
             field("name", "Stream", "text"),
-            field("partition", "Runs in", "choice", options=homes),
-            field(
-                "priority",
-                "Priority",
-                "choice",
-                options=[(level, f"{level}{notes.get(level, '')}") for level in range(0, -6, -1)],
-                hint="Lower numbers run first among blocks that wait for an SM; nothing is "
-                "pre-empted",
-            ),
-            field(
-                "blocking",
-                "Blocking",
-                "flag",
-                when={"partition": [WHOLE_GPU]},
-                hint="Waits for what was queued in the legacy default stream, and is waited for "
-                "by it",
-            ),
+            _declared(StreamSpec, "partition", options=homes),
+            _declared(StreamSpec, "priority", options=levels),
+            _declared(StreamSpec, "blocking", when={"partition": [WHOLE_GPU]}),
         ]
 
 
@@ -276,52 +263,37 @@ class WorkloadTable(Table):
                 hint="package.module:function, made a workload with @gpuscope.workloads.workload",
             ),
             field("args", "Arguments (JSON)", "text", when=python),
-            field("stream", "Stream", "choice", options=_named(self._choices), when=launch),
-            field(
-                "background",
-                "Runs",
-                "choice",
-                when=launch,
-                options=[(False, "timed calls"), (True, "in the background")],
-                hint="In the background: as long as the timed ones do",
+            _declared(WorkloadSpec, "stream", options=_named(self._choices), when=launch),
+            _declared(WorkloadSpec, "background", when=launch),
+            _declared(WorkloadSpec, "repeats", when=timed),
+            _declared(WorkloadSpec, "arrival", when=timed),
+            _declared(WorkloadSpec, "rate_hz", when={**timed, "arrival": _PACED}),
+            *(
+                _declared(WorkloadSpec, name, when=launch)
+                for name in ("waits_on", "guard", "max_queued", "warmup")
             ),
-            field("repeats", "Repeats", when=timed),
-            field(
-                "arrival",
-                "Arrivals",
-                "choice",
-                when=timed,
-                options=[
-                    ("back_to_back", "back to back"),
-                    ("fixed", "at a fixed rate"),
-                    ("poisson", "at random (Poisson)"),
-                ],
-            ),
-            field("rate_hz", "Rate (1/s)", when={**timed, "arrival": _PACED}),
-            field(
-                "waits_on",
-                "Waits on",
-                "several",
-                when=launch,
-                hint="Before each call, its stream waits for their latest call",
-            ),
-            field(
-                "guard",
-                "Guard",
-                "choice",
-                when=launch,
-                options=[(True, "on"), (False, "off: it escapes")],
-                hint="Off: nothing sends it to its stream, so it goes to the legacy default stream",
-            ),
-            field(
-                "max_queued",
-                "Queued at most",
-                when=launch,
-                hint="Calls in flight; 1 waits for each, which measures latency",
-            ),
-            field("warmup", "Warm-up", when=launch, hint="Calls before anything is recorded"),
             *(described for rare, described in special if rare),
         ]
+
+
+def _declared(
+    spec: type[Model],
+    name: str,
+    *,
+    options: Iterable[tuple[object, str]] = (),
+    when: Mapping[str, Iterable[object]] | None = None,
+) -> Field:
+    """Describe a field as its declaration says; ``options`` and ``when`` as :func:`field`'s."""
+    declared = KindField.of(name, spec.model_fields[name])
+    choices = list(options) or list(declared.options.items())
+    return field(
+        name,
+        declared.label,
+        "choice" if choices else declared.type,
+        options=choices,
+        when=when,
+        hint=declared.hint,
+    )
 
 
 def _named(names: Iterable[str]) -> list[tuple[object, str]]:
@@ -372,13 +344,15 @@ def _own_fields() -> list[tuple[bool, Field]]:
     fields = []
     for name, by_kind in having.items():
         first = next(iter(by_kind.values()))
-        choices = dict.fromkeys(choice for other in by_kind.values() for choice in other.choices)
+        choices = {
+            value: text for other in by_kind.values() for value, text in other.options.items()
+        }
         structured = isinstance(first.start, list | dict)
         row = field(
             name,
             f"{first.label} (JSON)" if structured else first.label,
             "text" if structured else first.type,
-            options=[(choice, choice) for choice in choices],
+            options=choices.items(),
             when={"kind": by_kind},
             hint=first.hint,
         )

@@ -8,7 +8,7 @@ import random
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, get_args, get_origin
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args, get_origin
 
 from pydantic import (
     BaseModel,
@@ -31,7 +31,9 @@ if TYPE_CHECKING:  # describing work loads no NumPy
 
 RARE: dict[str, JsonValue] = {"rare": True}
 """Of a field that the dashboard shows behind all others."""
-_TYPES: Mapping[object, Literal["flag", "text"]] = {bool: "flag", str: "text"}
+_TYPES: Mapping[object, Literal["flag", "text", "several"]] = {
+    bool: "flag", str: "text", list[str]: "several"
+}  # fmt: skip
 """Type → the control for it."""
 _LEAST_HZ = 1e-6
 
@@ -67,7 +69,7 @@ def has_default(model: BaseModel, name: str) -> bool:
 
 @dataclass(frozen=True)
 class KindField:
-    """A field of a workload kind, as the dashboard, the command line and the docs show it.
+    """A field of a workload or a stream, as the dashboard, the command line and the docs show it.
 
     Attributes
     ----------
@@ -75,6 +77,8 @@ class KindField:
         What the dashboard starts from.
     choices
         The only values that it takes; empty where there are others.
+    labels
+        What the dashboard calls the choices, if not by themselves.
     type
         Of its control on the dashboard.
     rare
@@ -85,8 +89,9 @@ class KindField:
     label: str
     start: object
     required: bool
-    choices: tuple[str, ...] = ()
-    type: Literal["choice", "flag", "text", "number"] = "number"
+    choices: tuple[str | bool, ...] = ()
+    labels: tuple[str, ...] = ()
+    type: Literal["choice", "flag", "text", "several", "number"] = "number"
     hint: str = ""
     rare: bool = False
 
@@ -95,18 +100,30 @@ class KindField:
         """Read what a model says of its field."""
         extra = info.json_schema_extra if isinstance(info.json_schema_extra, dict) else {}
         unit = f" ({extra['unit']})" if "unit" in extra else ""
-        literal, required = get_origin(info.annotation) is Literal, info.is_required()
+        required = info.is_required()
         default = info.get_default(call_default_factory=True)
+        choices: tuple[str | bool, ...] = ()
+        if get_origin(info.annotation) is Literal:
+            choices = get_args(info.annotation)
+        elif "labels" in extra:
+            choices = (bool(default), not default)
+        labels = extra.get("labels")
         return cls(
             name=name,
             label=f"{info.title or name}{unit}",
             start=next(iter(info.examples or [""])) if required else default,
             required=required,
-            choices=get_args(info.annotation) if literal else (),
-            type="choice" if literal else _TYPES.get(info.annotation, "number"),
+            choices=choices,
+            labels=tuple(map(str, labels)) if isinstance(labels, list) else (),
+            type="choice" if choices else _TYPES.get(info.annotation, "number"),
             hint=info.description or "",
             rare=bool(extra.get("rare", False)),
         )
+
+    @property
+    def options(self) -> dict[str | bool, str]:
+        """Choice → what the dashboard calls it."""
+        return dict(zip(self.choices, self.labels or map(str, self.choices), strict=True))
 
     @property
     def text(self) -> str:
@@ -123,7 +140,8 @@ class WorkloadSpec(ExtendedModel):
     docstring's first sentence describes the kind in the docs and in ``gpuscope kinds``. Of a
     field, ``Field(title=…)`` is its label on the dashboard, ``description`` its tooltip,
     ``examples=[…]`` begins with its starting value there, and ``json_schema_extra={"unit": …}``
-    is its unit. A package makes a kind known by an entry point of the group
+    is its unit, ``{"labels": […]}`` what its choices are called, the default first of a flag's.
+    A package makes a kind known by an entry point of the group
     ``gpuscope.workloads``: the kind's name = the subclass.
 
     Attributes
@@ -168,15 +186,41 @@ class WorkloadSpec(ExtendedModel):
     launches: ClassVar[bool] = True
     """Whether it has a handle and a stream of its own."""
 
-    stream: str
-    repeats: PositiveInt = 100
-    warmup: NonNegativeInt = 3
-    background: bool = False
-    max_queued: Annotated[int, Field(ge=1, le=64)] = 1
-    rate_hz: PositiveFloat | None = None
-    arrival: Literal["back_to_back", "fixed", "poisson"] = "back_to_back"
-    waits_on: list[str] = Field(default_factory=list)
-    guard: bool = True
+    stream: str = Field(title="Stream")
+    repeats: PositiveInt = Field(100, title="Repeats")
+    warmup: NonNegativeInt = Field(
+        3, title="Warm-up", description="Calls before anything is recorded"
+    )
+    background: bool = Field(
+        default=False,
+        title="Runs",
+        description="In the background: as long as the timed ones do",
+        json_schema_extra={"labels": ["timed calls", "in the background"]},
+    )
+    max_queued: int = Field(
+        1,
+        ge=1,
+        le=64,
+        title="Queued at most",
+        description="Calls in flight; 1 waits for each, which measures latency",
+    )
+    rate_hz: PositiveFloat | None = Field(None, title="Rate", json_schema_extra={"unit": "1/s"})
+    arrival: Literal["back_to_back", "fixed", "poisson"] = Field(
+        "back_to_back",
+        title="Arrivals",
+        json_schema_extra={"labels": ["back to back", "at a fixed rate", "at random (Poisson)"]},
+    )
+    waits_on: list[str] = Field(
+        default_factory=list,
+        title="Waits on",
+        description="Before each call, its stream waits for their latest call",
+    )
+    guard: bool = Field(
+        default=True,
+        title="Guard",
+        description="Off: nothing sends it to its stream, so it goes to the legacy default stream",
+        json_schema_extra={"labels": ["on", "off: it escapes"]},
+    )
     kind: str
 
     @model_validator(mode="after")

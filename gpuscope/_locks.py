@@ -7,13 +7,20 @@ from contextlib import suppress
 from typing import IO
 
 
-def lock(opened: int | IO[bytes]) -> None:
+def lock(opened: int | IO[bytes]) -> bool:
     """Hold the lock of an open file or folder until it is closed; waits while another holds it.
 
     The kernel frees it, too, when a process dies. A file system without locks holds nobody up.
+
+    Returns
+    -------
+    bool
+        Whether it is held.
     """
     with suppress(OSError):
         fcntl.flock(opened, fcntl.LOCK_EX)
+        return True
+    return False
 
 
 def try_lock(opened: int | IO[bytes]) -> bool:

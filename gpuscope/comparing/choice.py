@@ -183,6 +183,7 @@ def choices(result: SweepResult, workload: str | None = None) -> list[PointChoic
 
 
 def _choice(options: list[Option], names: list[str], is_simulated: bool) -> PointChoice | None:  # noqa: FBT001
+    without_rounds = None
     for column in TOLD:
         for name in names:
             comparable = [
@@ -190,17 +191,19 @@ def _choice(options: list[Option], names: list[str], is_simulated: bool) -> Poin
                 for option in options
                 if name in option.rows and option.rows[name][column] is not None
             ]
+            choice = PointChoice(name, column, (*comparable,), is_simulated)
+            if len(comparable) > 1 and all(
+                (name, column) in option.measured.samples for option in comparable
+            ):
+                return _decided(choice)
             if comparable:
-                return _decided(PointChoice(name, column, (*comparable,), is_simulated))
-    return None
+                without_rounds = without_rounds or choice
+    return without_rounds
 
 
 def _decided(choice: PointChoice) -> PointChoice:
+    """Choose among points whose rounds are known."""
     sign = COMPARED[choice.column].better
-    number = choice.workload, choice.column
-    is_known = all(number in option.measured.samples for option in choice.options)
-    if len(choice.options) < 2 or not is_known:
-        return choice
 
     def worth(option: Option) -> float:
         return float(sign * option.rows[choice.workload][choice.column])

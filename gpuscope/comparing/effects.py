@@ -37,8 +37,8 @@ class Effect:
     before, after
         The number of either, in the column's unit.
     low, high
-        The interval of 95 % of ``after / before − 1``, of all judged numbers together; infinite
-        where too little tells it.
+        The interval of ``after / before − 1``, of all judged numbers together, of 95 % unless
+        another was asked for; infinite where too little tells it.
     smallest
         The change that as many rounds, measured anew, would show four times of five; infinite if
         unknown.
@@ -141,6 +141,7 @@ def effect(
     within: float | None = None,
     are_pairs: bool = True,
     repeats: float = 0.0,
+    tail: float = TAIL,
 ) -> Effect:
     """Compare a number of two sides by their rounds or processes.
 
@@ -166,9 +167,11 @@ def effect(
     repeats
         The share by which repeated measurements differ beyond what these rounds show
         (:func:`gpuscope.comparing.noise.repeats`): the interval is wider by so much on either side.
+    tail
+        The probability beyond either end of an interval, of all judged numbers together.
     """
     logs, least = _logs(before, after)
-    fewest, tail = min(len(before), len(after)), TAIL / judged
+    fewest, tail = min(len(before), len(after)), tail / judged
     close = CLOSE if within is None else within
     if fewest < FEWEST:
         return _compared(workload, column, logs, least, _difference(logs), within=close)

@@ -215,9 +215,11 @@ def _contributions(count: int, number: _OfCalls) -> Floats:
     parts = min(count, _PARTS)
     part = places * parts // count
     whole = number(places)
+    leave_one_out = np.array([number(places[part != omitted]) for omitted in range(parts)])
+    if not np.isfinite(leave_one_out).all():  # a part has all values that there are
+        return np.zeros(0)
     if not whole > 0:
         return np.full(parts, whole)
-    leave_one_out = np.array([number(places[part != omitted]) for omitted in range(parts)])
     logarithms = np.log(np.maximum(leave_one_out / whole, 0.01))
     contributions: Floats = whole * np.exp(-(parts - 1) * logarithms)
     return contributions
@@ -230,7 +232,10 @@ def _quantile(took: Array, share: float) -> _OfCalls:
 def _of_requests(
     trace: Trace, workload: str, column: str, requests: Sequence[ServedRequest]
 ) -> _OfCalls:
-    """Return what some requests come to; of goodput the share that meets the SLO."""
+    """Return what some requests come to; of goodput the share that meets the SLO.
+
+    Not a number, where they have no two tokens for a time between tokens.
+    """
     if column == "goodput_per_s":
         slo = slo_of(trace, workload)
         met = np.array([request.met(slo) for request in requests])
@@ -240,11 +245,12 @@ def _of_requests(
         first_ms = np.array([request.tokens_ns[0] for request in requests]) / 1e6
         return _quantile(first_ms, share)
     gaps_ms = [np.diff(request.tokens_ns) / 1e6 for request in requests]
-    return lambda places: float(np.quantile(_joined(gaps_ms, places), share))
 
+    def of_gaps(places: Ints) -> float:
+        gaps = np.concatenate([gaps_ms[position] for position in places.tolist()])
+        return float(np.quantile(gaps, share)) if len(gaps) else np.nan
 
-def _joined(gaps: Sequence[Floats], places: Ints) -> Floats:
-    return np.concatenate([gaps[position] for position in places.tolist()])
+    return of_gaps
 
 
 def _rates(trace: Trace, workload: str, rate: float) -> Floats:

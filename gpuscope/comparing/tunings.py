@@ -263,7 +263,12 @@ class Tuning(Result):
                 continue
             values = was.values[goal.name], setting.values[goal.name]
             by_round = effect(
-                goal.workload, goal.column, *values, judged=len(means), are_pairs=False
+                goal.workload,
+                goal.column,
+                *values,
+                judged=len(means),
+                are_pairs=False,
+                tail=(1 - self.confidence) / 2,
             )
             effects[goal.name] = by_round.of_whole(before, after)
         return effects

@@ -98,7 +98,7 @@ class Database:
         until_s = time.monotonic() + 3 + 2 * nbytes / 1e6
         connection.set_progress_handler(lambda: time.monotonic() > until_s, _OPERATIONS)
         schema = "SELECT name, sql FROM sqlite_master WHERE type = 'table'"
-        with _damaged_sizes_told():
+        with self._damaged_sizes_told():
             for name, sql in self._execute(schema):
                 if not isinstance(name, str) or not isinstance(sql, str) or "\0" in name:
                     continue
@@ -133,7 +133,7 @@ class Database:
             return []
         listed = ", ".join(f"count({_quoted(name)})" for name in present)
         sql = f"SELECT {listed} FROM {_quoted(table)}"  # noqa: S608 - quoted
-        with _damaged_sizes_told():
+        with self._damaged_sizes_told():
             counts = self._execute(sql).fetchone()
         return [name for name, count in zip(present, counts, strict=True) if count]
 
@@ -151,7 +151,7 @@ class Database:
             for name in present
         )
         try:
-            with _damaged_sizes_told():
+            with self._damaged_sizes_told():
                 flat = np.fromiter(chain.from_iterable(self._select(listed, table)), np.int64)
         except (TypeError, ValueError, OverflowError) as error:
             raise TraceFormatError(f"table {table} holds no number where one is due") from error
@@ -167,7 +167,7 @@ class Database:
         if not present:
             return []
         rows: list[tuple[Value, ...]] = []
-        with _damaged_sizes_told():
+        with self._damaged_sizes_told():
             cursor = self._select(", ".join(_quoted(name) for name in present), table)
             while chunk := cursor.fetchmany(_CHUNK):
                 values = chain.from_iterable(chunk)
@@ -189,6 +189,19 @@ class Database:
         """Return one column by another."""
         return {row[0]: row[1] for row in self.rows(table, (key, value))}
 
+    @contextmanager
+    def _damaged_sizes_told(self) -> Iterator[None]:
+        """Say of a record's damaged size what it is: SQLite finds no memory for so large a record.
+
+        It allocates the list of a record's pages by the size that the file claims
+        (``accessPayload`` in its ``btree.c``), before it compares that size with any limit.
+        """
+        try:
+            yield
+        except MemoryError:
+            reserve(self.limits.room)  # all that may be read finds room, or there is no memory
+            raise TraceFormatError("a record claims more bytes than SQLite can allocate") from None
+
     def _there(self, table: str, columns: Sequence[str]) -> list[str]:
         self.asked.setdefault(table, set()).update(columns)
         table_columns = self.tables.get(table, ())
@@ -205,20 +218,6 @@ class Database:
         if self._rows > self._most_rows:
             raise TraceFormatError("the tables claim more rows than a file of this size can hold")
         self.limits.check_rows("rows", self._rows)
-
-
-@contextmanager
-def _damaged_sizes_told() -> Iterator[None]:
-    """Say of a record's damaged size what it is: SQLite finds no memory for so large a record.
-
-    It allocates the list of a record's pages by the size that the file claims
-    (``accessPayload`` in its ``btree.c``), before it compares that size with any limit.
-    """
-    try:
-        yield
-    except MemoryError:
-        reserve(_CHUNK * _LONGEST_TEXT)  # the most that is read at a time, or there is no memory
-        raise TraceFormatError("a record claims more bytes than SQLite can allocate") from None
 
 
 def _quoted(name: str) -> str:

@@ -146,8 +146,9 @@ class Seen:
         """Return the numbers of a setting as they are compared with others."""
         if self.unit != "process":
             gave = measured(self.traces[setting])
-            if gave.unit == "part":
-                return gave
+            if gave.unit == "part":  # of which the numbers of rounds are not all
+                whole = {**self.numbers[setting].whole, **gave.whole}
+                return MeasuredTrace(whole, gave.samples, gave.unit)
         return self.numbers[setting]
 
     def judged(self, setting: str) -> int:

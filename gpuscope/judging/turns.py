@@ -29,7 +29,7 @@ def in_turns(
     Parameters
     ----------
     rounds, control
-        RoundPairs of rounds.
+        Pairs of rounds.
     stop
         Ends it early; what was measured counts.
 

@@ -33,7 +33,7 @@ from gpuscope.search.points import (
 POINTS = "points.jsonl"
 """The file of a folder that holds the points of all its tables."""
 _MOST_BYTES = 1 << 30
-"""Of that file; a point has some 1,000."""
+"""Of that file; a point has some 2,000, and more with several workloads."""
 _MALFORMED = ValueError, TypeError, KeyError, OverflowError, RecursionError
 
 
@@ -127,12 +127,13 @@ class PointTable:
 
     def _append(self, path: Path, point: MeasuredPoint) -> None:
         line = msgspec.json.encode(_Line(self._name, point=point)) + b"\n"
-        if not self._has_asked:
-            asked = {"table": self._name, "asked": self.facts}
-            line = json.dumps(asked).encode() + b"\n" + line
         with path.open("ab+", buffering=0) as file:
-            _locks.lock(file)
-            _append_to(file, line)
+            is_locked = _locks.lock(file)
+            if not self._has_asked:
+                self.all()  # another sweep may have begun to fill it meanwhile
+                asked = {"table": self._name, "asked": self.facts}
+                line = json.dumps(asked).encode() + b"\n" + line
+            _append_to(file, line, is_alone=is_locked)
         self._has_asked = True
 
     def all(self) -> SavedPoints:
@@ -151,22 +152,37 @@ class PointTable:
         return saved_points
 
 
-def _append_to(file: FileIO, line: bytes) -> None:
-    """Write lines behind the whole ones of a file; where that fails, it stays as it was."""
+def _append_to(file: FileIO, lines: bytes, *, is_alone: bool) -> None:
+    """Write lines behind the whole ones of a file; where that fails, it stays as it was.
+
+    Parameters
+    ----------
+    is_alone
+        Whether no other process writes: nothing is taken away from a file otherwise.
+    """
     end = file.seek(0, os.SEEK_END)
     file.seek(max(0, end - 1))
-    if file.read() not in (b"", b"\n"):  # a killed process wrote half a line
+    if file.read() not in (b"", b"\n"):
         file.seek(0)
-        end = file.readall().rfind(b"\n") + 1
-        file.truncate(end)
-    if file.write(line) < len(line):
-        file.truncate(end)
+        content = file.readall()
+        whole = content.rfind(b"\n") + 1
+        if is_alone and _read_whole(content[whole:]) is None:  # a killed process wrote half of it
+            end = whole
+            file.truncate(end)
+        else:
+            lines = b"\n" + lines
+    if file.write(lines) < len(lines):
+        if is_alone:
+            file.truncate(end)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def holds_points(folder: Path, name: str) -> bool:
-    """Whether a folder has a file with points of a table, or with points of any."""
-    return (folder / POINTS).exists() or bool(former_files(folder, name))
+    """Whether a folder has points of a table."""
+    if former_files(folder, name):
+        return True
+    with _readable(folder / POINTS):
+        return any(line.table == name for line in _lines(folder / POINTS))
 
 
 def saved(folder: Path, name: str) -> SavedPoints | None:
@@ -198,7 +214,7 @@ def saved(folder: Path, name: str) -> SavedPoints | None:
         msgspec.convert(asked[0]["experiment"].get("workloads", {}), dict[str, dict[str, object]])
         if any(other != asked[0] for other in asked):
             raise GpuscopeError(
-                f"{folder.name!r} holds points of several sweeps: move those of the others away"
+                f"{folder.name!r} holds points of several sweeps: go on in a folder of your own"
             )
         return SavedPoints(asked[0], points)
 
@@ -206,13 +222,10 @@ def saved(folder: Path, name: str) -> SavedPoints | None:
 def _lines(path: Path) -> list[_Line]:
     """Read the lines that are whole; warns of those that are damaged."""
     try:
-        *lines, _ = _foreign.read_bytes(path, _MOST_BYTES).split(b"\n")
+        *lines, last = _foreign.read_bytes(path, _MOST_BYTES).split(b"\n")
     except FileNotFoundError:
         return []
-    read: list[_Line] = []
-    for line in lines:
-        with suppress(*_MALFORMED):
-            read.append(_read_line(line))
+    read = [line for text in lines if (line := _read_whole(text)) is not None]
     if lines and not read:
         raise ValueError("none of its lines can be read")
     if len(read) < len(lines):
@@ -221,7 +234,16 @@ def _lines(path: Path) -> list[_Line]:
             f"{path.parent.name!r} cannot be read: the same call measures again what is missing",
             stacklevel=4,
         )
+    if (line := _read_whole(last)) is not None:  # an editor may leave out the end of a line
+        read.append(line)
     return read
+
+
+def _read_whole(text: bytes) -> _Line | None:
+    """Read a line; ``None`` if it is damaged, or is being written."""
+    with suppress(*_MALFORMED):
+        return _read_line(text)
+    return None
 
 
 def _differences(there: object, now: object, path: str = "") -> Iterator[str]:

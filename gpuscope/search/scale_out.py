@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
+import pickle
 import queue
 import secrets
 import stat
 import threading
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future
+from concurrent.futures import CancelledError, Executor, Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -236,8 +238,10 @@ class Team:
         """
         ended: queue.SimpleQueue[tuple[_Key, Future[_Outcome[_T]]]] = queue.SimpleQueue()
         left: dict[_Key, Future[_Outcome[_T]]] = {}
+        begun: Counter[_Key] = Counter()
 
         def begin(key: _Key) -> None:
+            begun[key] += 1
             left[key] = self._submitted(jobs[key])
             left[key].add_done_callback(lambda future: ended.put((key, future)))
 
@@ -254,9 +258,8 @@ class Team:
                         continue
                     if left.get(key) is not future:
                         continue
-                    if future.cancelled():  # as all are where Dask looks for its scheduler again
-                        for lost in left:
-                            begin(lost)
+                    if future.cancelled() and begun[key] < _ATTEMPTS:
+                        begin(key)  # as all are where Dask looks for its scheduler again
                         continue
                     made = self._made(left.pop(key))
                     if viewer is not None:
@@ -279,7 +282,9 @@ class Team:
     def _made(self, future: Future[_Outcome[_T]]) -> _T | GpuscopeError:
         try:
             made, gpu = future.result()
-        except Exception as error:  # noqa: BLE001 - jobs raise nothing
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise GpuscopeError(f"the job cannot be sent to a worker: {error}") from error
+        except (Exception, CancelledError) as error:  # noqa: BLE001 - jobs raise nothing
             return WorkerLost(f"its worker was lost: {type(error).__name__}: {error}")
         first, self.gpu = self.gpu, self.gpu or gpu
         models = [

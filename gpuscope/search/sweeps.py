@@ -197,7 +197,7 @@ def _point_of(
                 float(sample) / (of_setting.whole[workload, column] or 1.0) for sample in of_number
             ]
             for (workload, column), of_number in of_setting.samples.items()
-            if workload == row["workload"]
+            if workload == row["workload"] and all(map(math.isfinite, of_number))
         }
     return measured_point
 
@@ -247,7 +247,7 @@ def _check_inside(numbers: Iterable[int], length: int, path: str | Path | None) 
     if outside := sorted(number for number in numbers if not 0 <= number < length):
         raise GpuscopeError(
             f"{Path(path or '').name!r} holds point {outside[0]}, but the grid of its sweep has "
-            f"points 0 to {length - 1}: move the file that holds it away"
+            f"points 0 to {length - 1}: take it out, or go on in a folder of your own"
         )
 
 

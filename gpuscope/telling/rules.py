@@ -378,8 +378,8 @@ RULES = {
         "The same call with the same folder measures these and no others",
     ),
     "swept": Rule(
-        "{quantity} of {workload} is best at {best}: {good}; and worst at {worst}: {bad}. Each "
-        "point was measured once: gpuscope tune tells differences from noise"
+        "{quantity} of {workload} is best at {best}: {good}; and worst at {worst}: {bad}. How "
+        "sure that is, is not known of these points: gpuscope tune tells differences from noise"
     ),
     "interferes": Rule(
         "Kernels of {workload} take {longer} longer while {given} runs, the most of {told} pairs"

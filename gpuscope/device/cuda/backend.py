@@ -47,7 +47,7 @@ class CudaBackend(CudaContext):
         self._device_pool = self._cupy.cuda.MemoryPool()
         self._scratch_pool: Untyped = None
         self._own: Untyped = None
-        self._once = threading.Lock()
+        self._once = threading.RLock()  # memory that is given back meanwhile asks for it, too
         self._plain_bytes = 0
         self._kernels: dict[tuple[str, str], Untyped] = {}
         self._opened_blas: Untyped = None

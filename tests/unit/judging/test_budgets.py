@@ -300,6 +300,17 @@ def test_a_rate_is_worse_where_it_is_less(gpu, tmp_path):
     assert first.verdict == "holds"
 
 
+def test_a_saved_trace_of_one_round_is_judged_by_a_baseline_of_several(gpu, tmp_path):
+    text = '[baseline]\nfile = "base.json"\n"w.kernel_median_us" = "5 %"'
+    (tmp_path / "b.toml").write_text(text, "utf-8")
+    check(ONE, tmp_path / "b.toml", device=gpu, save_baseline=tmp_path / "base.json")
+    trace = gs.run({**ONE, "rounds": 1}, gpu)["default"]
+    gs.export(trace, tmp_path / "one.parquet")
+    (judged,) = check(tmp_path / "one.parquet", tmp_path / "b.toml").limits
+    assert judged.verdict == "cannot tell"
+    assert judged.value == pytest.approx(0, abs=0.01)
+
+
 def test_another_machines_baseline_is_refused_unless_told(gpu, tmp_path):
     (tmp_path / "b.toml").write_text(RELATIVE, "utf-8")
     check(ONE, tmp_path / "b.toml", device=gpu, save_baseline=tmp_path / "base.json")

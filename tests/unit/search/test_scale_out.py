@@ -217,6 +217,38 @@ def test_an_executor_that_is_shut_down_is_named():
         swept(executor=own)
 
 
+class Refuses(Executor):
+    """Ends each job as one that was cancelled, or with an error."""
+
+    def __init__(self, error=None):
+        self.error = error
+        self.begun = Counter()
+
+    def submit(self, _perform, job, _name, _token):
+        self.begun[job] += 1
+        future = Future()
+        if self.error is None:
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        else:
+            future.set_exception(self.error)
+        return future
+
+
+def test_jobs_that_are_always_cancelled_are_given_up():
+    executor = Refuses()
+    found = dict(Team(executor, "sim:h200").done({"a": "one", "b": "two"}, NEVER))
+    assert all(isinstance(error, WorkerLost) for error in found.values())
+    assert executor.begun == {"one": 3, "two": 3}
+
+
+def test_a_job_that_cannot_be_sent_is_no_lost_worker():
+    executor = Refuses(TypeError("cannot pickle '_thread.lock' object"))
+    with pytest.raises(GpuscopeError, match="cannot be sent to a worker: cannot pickle") as raised:
+        dict(Team(executor, "sim:h200").done({"a": "one"}, NEVER))
+    assert not isinstance(raised.value, WorkerLost)
+
+
 def test_what_has_not_begun_is_cancelled():
     futures = []
 

@@ -19,14 +19,14 @@ import pytest
 from kept_points import kept_points
 
 import gpuscope as gs
-from gpuscope import figures
+from gpuscope import _locks, figures
 from gpuscope.analysis.settings import COLUMNS, SweepResult
 from gpuscope.comparing.choice import choices
 from gpuscope.comparing.choice import swept as told
 from gpuscope.comparing.noise import repeats
 from gpuscope.experiments.experiment import as_experiment
 from gpuscope.record import ranges
-from gpuscope.search.point_table import POINTS, PointTable
+from gpuscope.search.point_table import POINTS, PointTable, holds_points
 from gpuscope.search.points import MeasuredPoint, SavedPoints
 from gpuscope.search.sweeps import load_sweep
 
@@ -504,6 +504,45 @@ def test_who_writes_at_once_writes_whole_lines(gpu, tmp_path):
     assert sorted(kept_points(tmp_path)) == [*range(200)]
 
 
+def test_another_sweep_that_began_meanwhile_is_refused(gpu, tmp_path):
+    ours = PointTable("point", as_experiment(described()), SIZES, gpu.info, tmp_path)
+    theirs = PointTable(
+        "point", as_experiment(described()), {**SIZES, "seed": [1]}, gpu.info, tmp_path
+    )
+    ours.add(MeasuredPoint(0, "measured", [{"kernels": 1}]))
+    with pytest.raises(gs.errors.GpuscopeError, match="holds another sweep"):
+        theirs.add(MeasuredPoint(0, "measured", [{"kernels": 2}]))
+    ours.add(MeasuredPoint(1, "measured", [{"kernels": 1}]))
+    assert kept_points(tmp_path) == [0, 1]
+
+
+def test_without_locks_nothing_of_another_process_is_taken_away(gpu, tmp_path, monkeypatch):
+    measured = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    asked, first, second, *_ = lines_of(tmp_path)
+    (tmp_path / POINTS).write_bytes(asked + first + second[:50])  # another process writes
+    monkeypatch.setattr(_locks, "lock", lambda _: False)
+    with pytest.warns(UserWarning, match="1 of 6 lines"):
+        again = gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    assert (tmp_path / POINTS).read_bytes().startswith(asked + first + second[:50] + b"\n")
+    assert again.table.equals(measured.table)
+
+
+def test_a_last_line_without_an_end_counts_and_stays(gpu, tmp_path):
+    gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    *lines, _ = lines_of(tmp_path)
+    (tmp_path / POINTS).write_bytes(b"".join(lines).removesuffix(b"\n"))
+    assert load_sweep(tmp_path).unmeasured == 1
+    gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    assert lines_of(tmp_path)[:-1][: len(lines)] == lines
+    assert kept_points(tmp_path) == [0, 1, 2]
+
+
+def test_a_folder_holds_points_of_the_table_that_is_named(gpu, tmp_path):
+    gs.search.sweep(described(), SIZES, gpu, path=tmp_path)
+    assert holds_points(tmp_path, "point")
+    assert not holds_points(tmp_path, "turn")
+
+
 def test_a_point_of_another_process_counts(gpu, tmp_path):
     measured = gs.search.sweep(described(), SIZES, gpu, path=tmp_path / "one")
     plan = as_experiment(described())
@@ -814,6 +853,33 @@ def test_nothing_is_surely_less_than_something():
     assert (choice.column, choice.taken.label) == ("goodput_per_s", "small = 48")
     assert [option.label for option in choice.ties] == ["small = 48", "small = 56", "small = 64"]
     assert "reference" not in next(iter(told(result))).subject
+
+
+def test_requests_whose_tokens_are_nearly_all_of_one_are_swept(gpu, tmp_path):
+    spin = {"kind": "spin", "duration_us": 10, "stream": "s"}
+    served = {
+        "kind": "requests", "prefill": "p", "decode": "d", "repeats": 8, "batch": 1,
+        "arrival": "fixed", "rate_hz": 500, "output_tokens": [1, 1, 1, 1, 1, 1, 1, 6],
+        "slo": {"ttft_ms": 2.5, "tbt_ms": 1.0},
+    }  # fmt: skip
+    plan = {"name": "e", "alone_repeats": 0, "streams": {"s": {}},
+            "workloads": {"p": spin, "d": spin, "chat": served}}  # fmt: skip
+    result = gs.search.sweep(plan, {"workloads.p.duration_us": [10, 20]}, gpu, path=tmp_path)
+    assert load_sweep(tmp_path).table.equals(result.table)
+    samples = result.points["samples"].to_pylist()
+    assert {column for of_row in samples for column, _ in of_row or ()} >= {"ttft_p50_ms"}
+    assert not any("tbt" in column for of_row in samples for column, _ in of_row or ())
+
+
+def test_a_column_whose_rounds_are_known_decides(gpu):
+    with_rates = RESULT.points
+    at = with_rates.schema.get_field_index("bus_gb_per_s")
+    rates = pa.array([float(n) for n in range(len(with_rates))])
+    points = with_rates.set_column(at, "bus_gb_per_s", rates)
+    rows = {"points": points, "parameters": RESULT.parameters, "experiment": RESULT.experiment}
+    (choice,) = choices(SweepResult(stopped=False, provenance="p", **rows))
+    assert choice.column == "latency_p50_us"
+    assert choice.taken is not None
 
 
 def test_what_rounds_gave_is_kept_in_the_folder(gpu, tmp_path):

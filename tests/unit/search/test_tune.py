@@ -92,6 +92,14 @@ def test_the_best_split_within_the_slo_is_found_with_a_third_of_the_measurements
     assert not tuned.stopped
 
 
+def test_what_is_gained_has_the_confidence_that_was_asked_for(tuned):
+    chosen = tuned.equals[0]
+    by_confidence = [replace(tuned, confidence=share).effects(chosen) for share in (0.5, 0.95)]
+    for name, wide in by_confidence[1].items():
+        assert wide.low < by_confidence[0][name].low
+        assert by_confidence[0][name].high < wide.high
+
+
 def test_what_nothing_varies_takes_part_as_the_reference(tuned):
     assert tuned.reference == "shared"
     assert len(tuned["shared"].values[RATE]) >= 3

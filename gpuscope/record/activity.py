@@ -82,8 +82,8 @@ class ActivitySource(DeviceSource):
     @property
     def unfinished(self) -> list[Call]:
         """The calls that returned and whose work was not told of."""
-        others = {*self._raised, *self._ended}
-        calls = [call for number, call in self._calls.copy().items() if number not in others]
+        finished = {*self._raised, *self._ended}
+        calls = [call for number, call in self._calls.copy().items() if number not in finished]
         return [call for call in calls if call.end_ns is not None]
 
     def begin_reading(self) -> Callable[[], None]:

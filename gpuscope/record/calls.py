@@ -80,7 +80,7 @@ class CallRecorder:
         """How many of them are in the journal."""
         self._read: list[int] = []
         """Calls that are rows, and may still be among the open."""
-        self._told: set[int | None] = set()
+        self._last_parents: set[int | None] = set()
         """Executions, by their handles' calls, that were told last: each comes twice in a row."""
         self._order = CallOrder()
         self._theirs = False
@@ -217,9 +217,9 @@ class CallRecorder:
             for call in new
             if isinstance(call, Execution)
             and call.seen_ns is not None
-            and call.parent not in self._told
+            and call.parent not in self._last_parents
         ]
-        self._told = {call.parent for call in seen}
+        self._last_parents = {call.parent for call in seen}
         ended = Ended(self._process, [], [])
         for seen_call in seen:
             stream = seen_call.stream.id if seen_call.stream is not None else None
@@ -234,7 +234,7 @@ class CallRecorder:
             times = call.start_ns, call.end_ns
             handle = call.name if call.kind == "handle" else call.workload
             kind = _KINDS.get(call.kind, "api")
-            ended.others.append((kind, call.name, *times, call.thread, stream, handle))
+            ended.host_calls.append((kind, call.name, *times, call.thread, stream, handle))
         return ended
 
     def settle(self) -> None:
@@ -363,9 +363,9 @@ class CallRecorder:
             self._add_edges(call, self._order.behind(call), rows)
         rows.spans.append(self._columns(call))
 
-    def _add_edges(self, call: Call, found: Found, rows: Rows) -> None:
+    def _add_edges(self, call: Call, edges: Found, rows: Rows) -> None:
         """Add edges from work; those from graphs' launches where their source knows the nodes."""
-        of_work, of_graphs = found
+        of_work, of_graphs = edges
         rows.edges += of_work
         if of_graphs:
             self._sources[call.device_key].hold_edges(of_graphs, rows)

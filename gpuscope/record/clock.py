@@ -130,7 +130,9 @@ class ClockFit:
     def residual_ns(self) -> float:
         """How far the line can be off among the samples: by their brackets, or beside them."""
         line, samples = self._line(), self.samples
-        beside = (abs(each.offset_ns - line.at(each.unix_ns)) - each.half_ns for each in samples)
+        beside = (
+            abs(sample.offset_ns - line.at(sample.unix_ns)) - sample.half_ns for sample in samples
+        )
         return float(max([line.bound_ns, *beside]))
 
     def facts(self) -> dict[str, float]:

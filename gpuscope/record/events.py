@@ -77,8 +77,8 @@ class _Bracket(Struct, eq=False, gc=False):
         if call.kind != "launch" or call.launch_config is not None:
             return None
         graph = call.graph.id if call.graph is not None else None
-        place = stream.sm_count_target if stream is not None else 0
-        return call.name, call.nbytes, call.flop_count, graph, place
+        sm_count_target = stream.sm_count_target if stream is not None else 0
+        return call.name, call.nbytes, call.flop_count, graph, sm_count_target
 
     def seen(self, opened: int, closed: int, key: Hashable) -> Bracketed:
         stream = self.call.stream.id if self.call.stream is not None else None
@@ -167,12 +167,14 @@ def _contended(launches: Sequence[Bracketed]) -> list[bool]:
         streams.setdefault(launch.stream, []).append(index)
     contended = np.zeros(len(launches), bool)
     for stream, of_stream in streams.items():
-        others = [index for other, places in streams.items() if other != stream for index in places]
-        if not others:
+        on_other_streams = [
+            index for other, places in streams.items() if other != stream for index in places
+        ]
+        if not on_other_streams:
             continue
-        order = np.argsort(opened[others], kind="stable")
-        begins = opened[others][order]
-        latest_end = np.maximum.accumulate(closed[others][order])
+        order = np.argsort(opened[on_other_streams], kind="stable")
+        begins = opened[on_other_streams][order]
+        latest_end = np.maximum.accumulate(closed[on_other_streams][order])
         at = np.searchsorted(begins, closed[of_stream], "right") - 1
         contended[of_stream] = (at >= 0) & (latest_end[np.maximum(at, 0)] > opened[of_stream])
     return contended.tolist()
@@ -186,9 +188,9 @@ def _enveloped(launches: Sequence[Bracketed], since_ns: int) -> list[Bracketed]:
         if launch.closed >= since_ns:
             new.append(launch)
             continue
-        known = old.setdefault(launch.stream, launch)
-        first, last = min(known.opened, launch.opened), max(known.closed, launch.closed)
-        old[launch.stream] = replace(known, opened=first, closed=last)
+        envelope = old.setdefault(launch.stream, launch)
+        first, last = min(envelope.opened, launch.opened), max(envelope.closed, launch.closed)
+        old[launch.stream] = replace(envelope, opened=first, closed=last)
     return [*old.values(), *new]
 
 
@@ -246,7 +248,7 @@ class EventSource(DeviceSource):
             readings[with_kernel].append(backend.elapsed_ns(before.raw, after.raw))
         backend.close_stream(raw, handle)
         self._spare += [before, after]
-        nothing, some = (float(round(statistics.median(each))) for each in readings.values())
+        nothing, some = (float(round(statistics.median(times))) for times in readings.values())
         return {"empty_bracket_ns": nothing, "empty_kernel_bracket_ns": max(nothing, some)}
 
     @property

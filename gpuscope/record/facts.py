@@ -126,7 +126,7 @@ def rank_facts(process: int, devices: Sequence[str]) -> RankFacts | None:
     if ranks is None:
         return None
     distributed = sys.modules.get("torch.distributed")
-    known = distributed is not None and distributed.is_available() and distributed.is_initialized()
+    ready = distributed is not None and distributed.is_available() and distributed.is_initialized()
     local = f"cuda:{os.environ.get('LOCAL_RANK', '')}"
     return RankFacts(
         rank=ranks.rank,
@@ -134,7 +134,7 @@ def rank_facts(process: int, devices: Sequence[str]) -> RankFacts | None:
         host=platform.node(),
         process=process,
         device=devices[0] if len(devices) == 1 else local if local in devices else None,
-        backend=str(distributed.get_backend()) if distributed is not None and known else "",
+        backend=str(distributed.get_backend()) if distributed is not None and ready else "",
     )
 
 

@@ -149,8 +149,8 @@ class SelectionLog:
         if thread in self._rewritten:
             self._rewritten.discard(thread)
             self._tables.pop(thread, None)
-        known = self._tables.get(thread, np.zeros((0, 2), np.int64))
-        new = self._changes[thread][len(known) :]
+        table = self._tables.get(thread, np.zeros((0, 2), np.int64))
+        new = self._changes[thread][len(table) :]
         if new:
-            known = self._tables[thread] = np.concatenate([known, np.array(new, np.int64)])
-        return known
+            table = self._tables[thread] = np.concatenate([table, np.array(new, np.int64)])
+        return table

@@ -41,8 +41,8 @@ def watch(log: RangeLog, *, on: bool) -> None:
     """Note in a log what threads wait for, or no more."""
     with _lock:
         log.thread_names.update({t.native_id or 0: t.name for t in threading.enumerate() if on})
-        others = tuple(other for other in _logs if other is not log)
-        _set((*others, log) if on else others)
+        other_logs = tuple(other for other in _logs if other is not log)
+        _set((*other_logs, log) if on else other_logs)
 
 
 def _set(logs: tuple[RangeLog, ...]) -> None:
@@ -66,8 +66,8 @@ if hasattr(os, "register_at_fork"):
 def _bound(function: Method, like: Method) -> Method:
     """Return a method, as a partial function is none."""
 
-    def ours(*given: Any, **named: Any) -> Any:
-        return function(*given, **named)
+    def ours(*args: Any, **named: Any) -> Any:
+        return function(*args, **named)
 
     functools.update_wrapper(ours, like)
     return ours
@@ -131,10 +131,10 @@ def _start(start: Method, self: threading.Thread) -> None:
         log.moments.append(("thread start", by, begun, None))
 
 
-def _block(name: str, call: Method, *given: Any, **named: Any) -> Any:
+def _block(name: str, call: Method, *args: Any, **named: Any) -> Any:
     since_ns = time.time_ns()
     try:
-        return call(*given, **named)
+        return call(*args, **named)
     finally:
         if time.time_ns() - since_ns >= _SHORT_NS:
             _note(name, since_ns)

@@ -56,10 +56,10 @@ def domain() -> Any:
         listen(-1)
         return _NoDomain()
 
-    made = nvtx.get_domain(DOMAIN)
-    if arranged() or not isinstance(made, nvtx.Domain):  # a stand-in, as no tool is attached
+    nvtx_domain = nvtx.get_domain(DOMAIN)
+    if arranged() or not isinstance(nvtx_domain, nvtx.Domain):  # a stand-in, as no tool is attached
         listen(-1)
-    return made
+    return nvtx_domain
 
 
 def listen(change: int) -> None:
@@ -81,5 +81,5 @@ def category_name(domain_name: str, number: int) -> str:
     domain = nvtx.get_domain(domain_name or None) if nvtx is not None else None
     names = getattr(domain, "categories", None)
     names = names if isinstance(names, dict) else {}
-    known = (str(name) for name, registered in names.items() if registered == number)
-    return next(known, str(number))
+    registered_names = (str(name) for name, registered in names.items() if registered == number)
+    return next(registered_names, str(number))

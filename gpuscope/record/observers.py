@@ -106,8 +106,8 @@ def observers_for(options: Options) -> tuple[tuple[RecordingObserver, ...], list
     """
     if options.hazards:
         OBSERVERS.find("hazards")
-    made = [make(options) for make in OBSERVERS.usable().values()]
-    observers = tuple(observer for observer in made if observer is not None)
+    candidates = [make(options) for make in OBSERVERS.usable().values()]
+    observers = tuple(observer for observer in candidates if observer is not None)
     return observers, OBSERVERS.problems()
 
 

@@ -85,8 +85,8 @@ class CallOrder:
                 return [], []
         self._fronts[queue] = {queue: behind}
         self._undone.setdefault(queue[0], {})[queue] = behind
-        others = [last for source, last in front.items() if source != queue]
-        return _edges([(last, row, last.rule) for last in others])
+        predecessors = [last for source, last in front.items() if source != queue]
+        return _edges([(last, row, last.rule) for last in predecessors])
 
     def record(self, call: Call) -> None:
         """Note a record of an event."""
@@ -147,10 +147,10 @@ def _merge(front: _Front, other: _Front, rule: str) -> None:
             front[source] = last._replace(rule=rule)
 
 
-def _edges(found: list[tuple[_Behind, int, str]]) -> Found:
+def _edges(links: list[tuple[_Behind, int, str]]) -> Found:
     """Return edges, those from graphs' launches apart."""
     of_work, of_graphs = (
-        [(last.row, row, rule) for last, row, rule in found if last.is_graph is is_graph]
+        [(last.row, row, rule) for last, row, rule in links if last.is_graph is is_graph]
         for is_graph in (False, True)
     )
     return of_work, of_graphs

@@ -203,8 +203,8 @@ def hear(log: RangeLog, *, on: bool) -> None:
     """Let a log hear of ranges, or no more."""
     global running  # noqa: PLW0603 - the one place that knows what is on
     with _running_lock:
-        others = tuple(other for other in running if other is not log)
-        running = (*others, log) if on else others
+        other_logs = tuple(other for other in running if other is not log)
+        running = (*other_logs, log) if on else other_logs
 
 
 def _forget_running() -> None:

@@ -57,7 +57,7 @@ class Reading:
     globaltimers: dict[str, ClockFit] = field(default_factory=dict)
     sampler: ClockSampler = field(init=False)
     lock: threading.Lock = field(default_factory=lambda: free_in_children(threading.Lock()))
-    kept: KeptBatches = field(default_factory=KeptBatches)
+    kept_batches: KeptBatches = field(default_factory=KeptBatches)
     journal: NoteJournal | None = None
     ending: tuple[int, int] | None = None
     waited: bool = True
@@ -94,11 +94,11 @@ class Reading:
         finds what this one found.
         """
         if self._all_read:
-            return self.kept
+            return self.kept_batches
         if self.journal is not None and not over:
             with contextlib.suppress(OSError):  # a full disk hides them from who looks before
                 self.calls.note_ended(self.journal)
-        before = self.kept
+        before = self.kept_batches
         self._settle()
         undo = together(
             self.calls.begin_reading(),
@@ -110,15 +110,15 @@ class Reading:
         try:
             since_ns = self.span.since_ns(self.keep_ns)
             every = before.with_more(self._read(over=over, since_ns=since_ns))
-            kept = every.since(since_ns)
-            self.calls.blocks.forget(every.batches[: len(every.batches) - len(kept.batches)])
-            self.kept = kept
+            recent = every.since(since_ns)
+            self.calls.blocks.forget(every.batches[: len(every.batches) - len(recent.batches)])
+            self.kept_batches = recent
         except BaseException:
-            if self.kept is before:
+            if self.kept_batches is before:
                 undo()
             raise
         self._settle()
-        return self.kept
+        return self.kept_batches
 
     def _settle(self) -> None:
         """Forget what was handed out; done again where it was interrupted."""
@@ -164,7 +164,9 @@ class Reading:
 
     def account(self) -> None:
         """Count what is missing: every row that was read is kept, every launch has one."""
-        rows = self.kept.rows_left_out + sum(batch.spans.num_rows for batch in self.kept.batches)
+        rows = self.kept_batches.rows_left_out + sum(
+            batch.spans.num_rows for batch in self.kept_batches.batches
+        )
         unfinished = [call for source in self.sources for call in source.unfinished]
         missing = [call for call in unfinished if self.waited or call.graph is not None]
         self.lost = {"dropped": abs(self._drained - rows), "unmatched": len(missing)}

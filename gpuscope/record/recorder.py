@@ -198,8 +198,8 @@ class Recording:
         foreign = {handle for source in self.sources for handle in source.foreign_streams}
         for device in self.devices:
             # Held meanwhile: the driver may crash at the handle of a stream that was destroyed.
-            held = [stream for stream in device.streams if not stream.capturing]
-            ours = {stream.handle for stream in held}
+            streams = [stream for stream in device.streams if not stream.capturing]
+            ours = {stream.handle for stream in streams}
             device.backend.wait_for_all([*(ours | foreign).difference(_DEFAULT_STREAMS)])
 
     def _end(self, *, waited: bool) -> None:
@@ -220,7 +220,7 @@ class Recording:
                 self._notes += self._span.step_notes()
         self._reading.waited = waited
         self._reading.compare_globaltimers(self._source_of)
-        kept = self._reading.collect(over=True)
+        kept_batches = self._reading.collect(over=True)
         self._reading.account()
         with self._reading.lock:
             self._reading.journal = None
@@ -230,7 +230,7 @@ class Recording:
         clocks = {name: facts for part in self._clocks.values() for name, facts in part.items()}
         for key, fit in self._reading.globaltimers.items():
             clocks.setdefault(f"globaltimer {key}", fit.facts())
-        self._trace = self._join(kept, clocks)
+        self._trace = self._join(kept_batches, clocks)
         if not self._trace.metadata.complete:
             notes = "; ".join(self._trace.metadata.notes)
             warnings.warn(f"the recording is incomplete: {notes}", stacklevel=3)
@@ -252,16 +252,16 @@ class Recording:
         """Return a trace of what was recorded so far. The recording continues."""
         return self._trace if self._trace is not None else self._join(self._reading.collect(), {})
 
-    def _join(self, kept: KeptBatches, clocks: Mapping[str, Calibration]) -> Trace:
-        spans = schema.concat([batch.spans for batch in kept.batches], schema.SPAN_TYPES)
+    def _join(self, kept_batches: KeptBatches, clocks: Mapping[str, Calibration]) -> Trace:
+        spans = schema.concat([batch.spans for batch in kept_batches.batches], schema.SPAN_TYPES)
         if not self._options.stacks:  # another recording may ask for sites
             spans = schema.with_column(spans, "site", pa.nulls(spans.num_rows))
-        edges = schema.concat([batch.edges for batch in kept.batches], schema.EDGE_TYPES)
+        edges = schema.concat([batch.edges for batch in kept_batches.batches], schema.EDGE_TYPES)
         facts = None
         if self._options.keep_ns is not None:
-            spans, edges, kept = inside(spans, edges, kept)
+            spans, edges, kept_batches = inside(spans, edges, kept_batches)
             more = self._calls.forgotten + self._calls.blocks.left_out
-            facts = kept.facts(self._options.keep_ns, self._span.begin_ns, more)
+            facts = kept_batches.facts(self._options.keep_ns, self._span.begin_ns, more)
         if any(source.may_lack_work for source in self.sources) and edges.num_rows:
             launches = pc.equal(edges.column("kind").cast(pa.string()), "launch")
             waits = valid.between(edges.filter(pc.invert(launches)), spans.column("id"))
@@ -361,8 +361,8 @@ class Recording:
     @property
     def _is_untouched(self) -> bool:
         """Whether one source records, everything is kept, and none of it was read."""
-        kept = self._reading.kept.next or self._options.keep_ns
-        return len(self.sources) == 1 and not kept and not self.is_over
+        touched = self._reading.kept_batches.next or self._options.keep_ns
+        return len(self.sources) == 1 and not touched and not self.is_over
 
     @property
     def parts_waiting(self) -> int:
@@ -370,16 +370,16 @@ class Recording:
         return max((source.parts_waiting for source in self.sources), default=0)
 
     def _metadata(
-        self, clocks: Mapping[str, Calibration], kept: KeptFacts | None = None
+        self, clocks: Mapping[str, Calibration], kept_facts: KeptFacts | None = None
     ) -> TraceMetadata:
         # Those who launch add to these meanwhile: a copy is made at once, a loop is not.
         partitions = self._calls.partitions.copy()
         received = self._calls.received + self._calls.forgotten + self._calls.open_count
         counts = Counter({"received": received, **self._reading.lost})
         notes, begin_ns = list(self._notes), self._span.begin_ns
-        if kept is not None and kept.since_ns > begin_ns:
-            begin_ns = kept.since_ns
-            notes.append(note_of(kept))
+        if kept_facts is not None and kept_facts.since_ns > begin_ns:
+            begin_ns = kept_facts.since_ns
+            notes.append(note_of(kept_facts))
         complete = not any(self._reading.lost.values())
         every = [source.facts() for source in self.sources]
         devices = {key: facts for of_source in every for key, facts in of_source.devices.items()}
@@ -410,7 +410,7 @@ class Recording:
             streams={str(number): facts for number, facts in streams.items()},
             windows_ns=((begin_ns, self._span.end_ns),),
             gpu_states=self._reading.sampler.facts(),
-            kept=kept,
+            kept=kept_facts,
             ranks=() if self._rank is None else (self._rank,),
             edges=in_all([source.edges for source in self.sources]),
             clocks={name: ClockFacts(**facts) for name, facts in clocks.items()},

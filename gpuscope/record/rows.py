@@ -207,8 +207,8 @@ class Rows:
 
 def freeze(spans: list[Row], edges: list[Edge]) -> Batch:
     """Turn rows and edges into a batch."""
-    given: set[str] = set().union(*spans)
-    names = [name for name in schema.SPAN_TYPES if name in given]
+    used_names: set[str] = set().union(*spans)
+    names = [name for name in schema.SPAN_TYPES if name in used_names]
     columns = {name: [row.get(name) for row in spans] for name in names}
     ends = [[edge[column] for edge in edges] for column in range(3)]
     return Batch(

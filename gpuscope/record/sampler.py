@@ -43,24 +43,26 @@ class _Seen:
     readings: int = 0
 
     def add(self, reading: _Reading) -> None:
-        known, lasted_ns = reading.health, reading.end_ns - reading.start_ns
+        state, lasted_ns = reading.health, reading.end_ns - reading.start_ns
         self.readings += 1
-        self.reasons.update(dict.fromkeys(known.get("throttle_reasons", ()), lasted_ns))
-        if "sm_clock_mhz" in known:
-            self.clocks[known["sm_clock_mhz"]] += lasted_ns + 1
-        if "power_w" in known:
-            self.powers[round(known["power_w"])] += lasted_ns + 1
+        self.reasons.update(dict.fromkeys(state.get("throttle_reasons", ()), lasted_ns))
+        if "sm_clock_mhz" in state:
+            self.clocks[state["sm_clock_mhz"]] += lasted_ns + 1
+        if "power_w" in state:
+            self.powers[round(state["power_w"])] += lasted_ns + 1
 
     def facts(self, device: int) -> GpuStateFacts:
         clocks, reasons = self.clocks.copy(), self.reasons.copy()  # the thread adds to them
-        held = (reason for reason, lasted_ns in reasons.items() if lasted_ns or self.readings == 1)
+        active_reasons = (
+            reason for reason, lasted_ns in reasons.items() if lasted_ns or self.readings == 1
+        )
         return GpuStateFacts(
             device=f"cuda:{device}",
             sm_clock_mhz=_median(clocks),
             lowest_mhz=min(clocks, default=None),
             highest_mhz=max(clocks, default=None),
             power_w=_median(self.powers.copy()),
-            reasons=tuple(sorted(held)),
+            reasons=tuple(sorted(active_reasons)),
             readings=self.readings,
         )
 
@@ -127,10 +129,10 @@ class ClockSampler:
             self._over.wait(EVERY_S)
 
     def _read(self, device: int, uuid: str) -> None:
-        if known := health.clocks_of(uuid):
+        if state := health.clocks_of(uuid):
             now_ns = self._clock()
             since_ns = min(self._last_ns.get(device, now_ns), now_ns)  # a clock may be set
-            reading = _Reading(device, uuid, since_ns, now_ns, known)
+            reading = _Reading(device, uuid, since_ns, now_ns, state)
             self._last_ns[device] = now_ns
             self._seen.setdefault(device, _Seen()).add(reading)
             self._new.append(reading)
@@ -166,10 +168,10 @@ class ClockSampler:
                 self._count += 1
 
 
-def _values(known: Health) -> Iterable[tuple[str, float]]:
-    if "sm_clock_mhz" in known:
-        yield SM_CLOCK, float(known["sm_clock_mhz"])
-    if "power_w" in known:
-        yield POWER, known["power_w"]
-    if "throttle_reasons" in known:
-        yield REASONS, float(mask_of(known["throttle_reasons"]))
+def _values(state: Health) -> Iterable[tuple[str, float]]:
+    if "sm_clock_mhz" in state:
+        yield SM_CLOCK, float(state["sm_clock_mhz"])
+    if "power_w" in state:
+        yield POWER, state["power_w"]
+    if "throttle_reasons" in state:
+        yield REASONS, float(mask_of(state["throttle_reasons"]))

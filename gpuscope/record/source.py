@@ -36,17 +36,17 @@ class Ended(NamedTuple):
     executions
         Name of the handle, start, end, thread; when a wait for it began and on which thread;
         stream.
-    others
+    host_calls
         Kind of the row, name, start, end, thread, stream, name of the handle.
     """
 
     process: int
     executions: list[tuple[str | None, int, int | None, int, int | None, int, int | None]]
-    others: list[tuple[str, str, int, int | None, int, int | None, str | None]]
+    host_calls: list[tuple[str, str, int, int | None, int, int | None, str | None]]
 
     def rows(self, first: int, partitions: Mapping[int, str | None]) -> list[Row]:
         """Return rows, numbered from ``first``."""
-        rows = list(self.others)
+        rows = list(self.host_calls)
         for name, start, end, thread, waited, waiter, stream in self.executions:
             rows.append(("handle", name or "", start, end, thread, stream, name))
             if waited is not None:
@@ -131,8 +131,8 @@ class Completeness:
 
     def keep(self) -> Callable[[], None]:
         """Return what undoes all changes from now on."""
-        kept = copy.deepcopy(vars(self))
-        return lambda: vars(self).update(kept)
+        attributes = copy.deepcopy(vars(self))
+        return lambda: vars(self).update(attributes)
 
 
 @dataclass(frozen=True)

@@ -89,26 +89,26 @@ class KeptBatches:
 
 
 def inside(
-    spans: pa.Table, edges: pa.Table, kept: KeptBatches
+    spans: pa.Table, edges: pa.Table, kept_batches: KeptBatches
 ) -> tuple[pa.Table, pa.Table, KeptBatches]:
     """Return the rows that ended in time or have no end, the edges among them, and the counts.
 
     A row whose parent is left out has none.
     """
     ends = spans.column("end_ns").cast(pa.int64())
-    there = pc.or_kleene(pc.is_null(ends), pc.greater_equal(ends, kept.since_ns))
-    kept_spans = spans.filter(there)
-    rows_left_out = kept.rows_left_out + spans.num_rows - kept_spans.num_rows
+    in_time = pc.or_kleene(pc.is_null(ends), pc.greater_equal(ends, kept_batches.since_ns))
+    kept_spans = spans.filter(in_time)
+    rows_left_out = kept_batches.rows_left_out + spans.num_rows - kept_spans.num_rows
     if not rows_left_out:
-        return spans, edges, kept
+        return spans, edges, kept_batches
     ids, parents = kept_spans.column("id"), kept_spans.column("parent")
     if parents.null_count < len(parents):
         parents = pc.if_else(pc.is_in(parents, value_set=ids), parents, None)
         kept_spans = schema.with_column(kept_spans, "parent", parents)
     among = valid.between(edges, ids)
-    edges_left_out = kept.edges_left_out + edges.num_rows - among.num_rows
-    kept = replace(kept, rows_left_out=rows_left_out, edges_left_out=edges_left_out)
-    return kept_spans, among, kept
+    edges_left_out = kept_batches.edges_left_out + edges.num_rows - among.num_rows
+    kept_batches = replace(kept_batches, rows_left_out=rows_left_out, edges_left_out=edges_left_out)
+    return kept_spans, among, kept_batches
 
 
 def note_of(facts: KeptFacts) -> str:

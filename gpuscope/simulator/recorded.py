@@ -98,7 +98,7 @@ class Recorded:
         self.trace = trace
         self.profile = profile
         self._sm_counts = sm_counts or {}
-        self._known = _known(trace)
+        self._known_of_row = _known(trace)
         self._few: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
         self._taken: Counter[Hashable] = Counter()
         if second is None:
@@ -125,7 +125,7 @@ class Recorded:
         configuration, or of what it is known to compute, is the n-th such kernel of the second
         recording, which may be shorter.
         """
-        sm_count, traits = self.sm_count(row), self._known(row)
+        sm_count, traits = self.sm_count(row), self._known_of_row(row)
         key = _alike(row, traits)
         times_ns = {sm_count: max(1.0, alone_ns)}
         second_times = self._few.get(key)
@@ -138,9 +138,9 @@ class Recorded:
         return RecordedKernel(row["name"], launch, times_ns, self.profile, traits)
 
 
-def _alike(row: Row, known: Known | None) -> Hashable:
+def _alike(row: Row, traits: Known | None) -> Hashable:
     """Return what kernels of the same work share: a known one's grid hangs on its SMs."""
-    return (known,) if known is not None else (row["name"], row["launch_config"])
+    return (traits,) if traits is not None else (row["name"], row["launch_config"])
 
 
 def _known(trace: Trace) -> Callable[[Row], Known | None]:

@@ -68,8 +68,8 @@ class TrackedCalls:
         rows = self._told.rows
         row, last = _calls(rows)
         start = np.where(row == last, _begins(rows)[row], rows.starts[row])
-        there = (track[last] >= 0) & (start < rows.ends[row])
-        row, last, start = row[there], last[there], start[there]
+        is_drawn = (track[last] >= 0) & (start < rows.ends[row])
+        row, last, start = row[is_drawn], last[is_drawn], start[is_drawn]
         order = np.lexsort((row, start, track[last]))
         self.row, self.work, self.start_ns = row[order], last[order], start[order]
         self.track = track[self.work]
@@ -106,8 +106,8 @@ class TrackedCalls:
             calls = self.of(track)
             start, end = self.start_ns[calls], self.end_ns[calls]
             at = np.arange(len(start))
-            there = int((at + 1 - np.searchsorted(np.sort(end), start, "right")).max())
-            lines = min(there, LINES)
+            most_at_once = int((at + 1 - np.searchsorted(np.sort(end), start, "right")).max())
+            lines = min(most_at_once, LINES)
             line[calls] = at % lines
             for first in range(lines):
                 on_line = slice(first, None, lines)

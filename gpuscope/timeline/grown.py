@@ -17,28 +17,28 @@ class Grown:
 
     Parameters
     ----------
-    held
+    buffer
         Taken as it is, not copied.
     """
 
-    def __init__(self, held: Array, count: int | None = None) -> None:
-        self._held = held
-        self._count = len(held) if count is None else count
+    def __init__(self, buffer: Array, count: int | None = None) -> None:
+        self._buffer = buffer
+        self._count = len(buffer) if count is None else count
 
     @property
     def values(self) -> Array:
         """The array."""
-        return self._held[: self._count]
+        return self._buffer[: self._count]
 
     def extended(self, more: Array) -> Grown:
         """Return it with more behind; only the newest may be extended, as they share memory."""
         count = self._count + len(more)
-        held = self._held
-        if count > len(held):
-            held = np.empty(max(count, 2 * len(held)), held.dtype)
-            held[: self._count] = self.values
-        held[self._count : count] = more
-        return Grown(held, count)
+        buffer = self._buffer
+        if count > len(buffer):
+            buffer = np.empty(max(count, 2 * len(buffer)), buffer.dtype)
+            buffer[: self._count] = self.values
+        buffer[self._count : count] = more
+        return Grown(buffer, count)
 
 
 class Coded:
@@ -53,7 +53,7 @@ class Coded:
     def __init__(self, values: list[Any], numbers: dict[Any, int], held: Grown) -> None:
         self.values = values
         self._numbers = numbers
-        self._held = held
+        self._buffer = held
 
     @classmethod
     def empty(cls) -> Coded:
@@ -63,19 +63,19 @@ class Coded:
     @property
     def codes(self) -> Array:
         """Row → number."""
-        return self._held.values
+        return self._buffer.values
 
     def extended(self, column: Any) -> Coded:
         """Return it with the rows of an Arrow column behind."""
         if pa.types.is_null(column.type):
             return Coded(
-                self.values, self._numbers, self._held.extended(np.zeros(len(column), int))
+                self.values, self._numbers, self._buffer.extended(np.zeros(len(column), int))
             )
         row, values = codes(column)
         number = self.numbers(values)
         if not np.array_equal(number, np.arange(len(number))):
             row = number[row]
-        return Coded(self.values, self._numbers, self._held.extended(row))
+        return Coded(self.values, self._numbers, self._buffer.extended(row))
 
     def chosen(self, rows: Array) -> Coded:
         """Return some of the rows alone, with the values that they have."""

@@ -156,8 +156,8 @@ class Index:
         parts = list(self._parts)
         while parts and len(parts[-1]) < _FROZEN and len(parts[-1]) < max(2 * len(rows[0]), _SMALL):
             last = parts.pop()
-            held = (last.start, last.end, last.track[last.group], last.group, last.row)
-            rows = tuple(np.concatenate(both) for both in zip(held, rows, strict=True))
+            last_columns = (last.start, last.end, last.track[last.group], last.group, last.row)
+            rows = tuple(np.concatenate(both) for both in zip(last_columns, rows, strict=True))
         new = object.__new__(Index)
         new._grow(parts, rows, self._count + len(start_ns))
         return new
@@ -170,11 +170,11 @@ class Index:
         self._crossing = np.zeros(groups, bool)
         low, high = np.full(groups, OPEN_NS), np.full(groups, np.iinfo(np.int64).min)
         for part in self._parts:
-            there = np.flatnonzero(np.diff(part.first))
-            start, end = part.start[part.first[there]], part.reach[part.first[there + 1] - 1]
-            self._crossing[there] |= (start < high[there]) & (end > low[there])
-            low[there] = np.minimum(low[there], start)
-            high[there] = np.maximum(high[there], end)
+            nonempty = np.flatnonzero(np.diff(part.first))
+            start, end = part.start[part.first[nonempty]], part.reach[part.first[nonempty + 1] - 1]
+            self._crossing[nonempty] |= (start < high[nonempty]) & (end > low[nonempty])
+            low[nonempty] = np.minimum(low[nonempty], start)
+            high[nonempty] = np.maximum(high[nonempty], end)
 
     def depths(self, tracks: Array) -> Array:
         """Return how many spans of each track are there at once, at most; at least 1.
@@ -185,8 +185,8 @@ class Index:
         """
         depths = np.ones(len(tracks), np.int64)
         for part in self._parts:
-            there = np.asarray(tracks) < len(part.depth)
-            depths[there] = np.maximum(depths[there], part.depth[np.asarray(tracks)[there]])
+            in_part = np.asarray(tracks) < len(part.depth)
+            depths[in_part] = np.maximum(depths[in_part], part.depth[np.asarray(tracks)[in_part]])
         return depths
 
     def counts(self, window_ns: tuple[int, int], groups: Sequence[int]) -> Array:
@@ -275,11 +275,11 @@ def _columns(
             f"{len(start_ns)} starts, {len(end_ns)} ends, {len(track)} tracks and {len(group)} "
             "groups: one of each is needed for every row"
         )
-    kept = chosen(np.asarray(track) >= 0)
+    placed = chosen(np.asarray(track) >= 0)
     number = np.int32 if first + len(start_ns) < 2**31 else np.int64
-    start, end = (np.asarray(side, np.int64)[kept] for side in (start_ns, end_ns))
-    row = np.arange(first, first + len(start_ns), dtype=number)[kept]
-    return start, np.maximum(start, end), np.asarray(track)[kept], np.asarray(group)[kept], row
+    start, end = (np.asarray(side, np.int64)[placed] for side in (start_ns, end_ns))
+    row = np.arange(first, first + len(start_ns), dtype=number)[placed]
+    return start, np.maximum(start, end), np.asarray(track)[placed], np.asarray(group)[placed], row
 
 
 def _slices(track: Array) -> Iterator[tuple[int, slice]]:

@@ -199,12 +199,12 @@ def busiest(
     busy_ns
         Track number → how busy it is.
     """
-    held = list(tracks)
-    if len(held) <= most:
-        return held, 0
-    kept = sorted(held, key=lambda track: -busy_ns[track.number])[:most]
-    numbers = {track.number for track in kept}
-    return [track for track in held if track.number in numbers], len(held) - len(kept)
+    all_tracks = list(tracks)
+    if len(all_tracks) <= most:
+        return all_tracks, 0
+    shown = sorted(all_tracks, key=lambda track: -busy_ns[track.number])[:most]
+    numbers = {track.number for track in shown}
+    return [track for track in all_tracks if track.number in numbers], len(all_tracks) - len(shown)
 
 
 def folded(tracks: Sequence[Track]) -> list[Track]:
@@ -377,11 +377,11 @@ def _heights(
         heights.append(max(8 + 18 * count, least))
     hosts = [at for at, track in enumerate(tracks) if track.folded]
     if hosts:
-        others = sum(heights) - sum(heights[at] for at in hosts) + WAITS_PX * len(waiting)
+        rest_px = sum(heights) - sum(heights[at] for at in hosts) + WAITS_PX * len(waiting)
         least, most = _FOLDED_PX
         needed = round(least * len(hosts) / _FOLDED_SHARE) - least * len(hosts)
-        heights[0] += max(0, needed - others)  # the GPU's first, where there is little else
-        room = int(max(needed, others) * _FOLDED_SHARE / (1 - _FOLDED_SHARE) / len(hosts)) // 2 * 2
+        heights[0] += max(0, needed - rest_px)  # the GPU's first, where there is little else
+        room = int(max(needed, rest_px) * _FOLDED_SHARE / (1 - _FOLDED_SHARE) / len(hosts)) // 2 * 2
         for at in hosts:
             heights[at] = max(least, min(most, room))
     return heights

@@ -37,10 +37,10 @@ _WIDTH, _LETTER, _LEAST_LETTERS = 850, 6.2, 4
 def traces_of(picture: Picture) -> list[Properties]:
     """Return the traces of a picture."""
     panels, looks, unit = picture.panels, picture.looks, picture.unit
-    each = [bars(panel) for panel in panels]
+    bars_of_panels = [bars(panel) for panel in panels]
     data = []
     for bar_class, how in looks.items():
-        parts = [panel_bars[bar_class] for panel_bars in each if bar_class in panel_bars]
+        parts = [panel_bars[bar_class] for panel_bars in bars_of_panels if bar_class in panel_bars]
         if parts:
             data.append({**bar_look(how, unit), **_joined(parts)})
     for panel in panels:

@@ -184,15 +184,15 @@ class _Drawing:
     def _picture(self, picture: Properties) -> None:
         axis = self._axis(picture["yref"])
         data = base64.b64decode(picture["source"].partition(",")[2])
-        held = Image.open(io.BytesIO(data)).convert("RGBA")
+        image = Image.open(io.BytesIO(data)).convert("RGBA")
         edges = [self._x(picture["x"]), self._x(picture["x"] + picture["sizex"])]
         heights = [self._y(picture["y"], axis), self._y(picture["y"] + picture["sizey"], axis)]
         size = (max(1, round(edges[1] - edges[0])), max(1, round(heights[1] - heights[0])))
-        held = held.resize(size, Image.Resampling.BOX)
+        image = image.resize(size, Image.Resampling.BOX)
         at = (round(edges[0]), round(heights[0]))
         inside = (max(self._box[0] - at[0], 0), 0, min(self._box[2] - at[0], size[0]), size[1])
-        held = held.crop(inside)
-        self.image.paste(held, (at[0] + inside[0], at[1]), held)
+        image = image.crop(inside)
+        self.image.paste(image, (at[0] + inside[0], at[1]), image)
 
     def _time_axis(self) -> None:
         axis = self._layout["xaxis"]
@@ -249,8 +249,8 @@ class _Drawing:
         for track in np.flatnonzero(~scene.with_spans).tolist():
             groups, px = columns.of_row(track), panel.places.heights[track] - 2 * MARGIN
             share = columns.busy_ns[groups] / np.diff(columns.edges)
-            there = resampled(columns.is_there[groups], wide) > 0
-            tall = heights(resampled(share, wide), there, np.ones(wide), px)
+            is_busy = resampled(columns.is_there[groups], wide) > 0
+            tall = heights(resampled(share, wide), is_busy, np.ones(wide), px)
             under = px - np.cumsum(tall, axis=0)
             at = np.arange(px)[:, None]
             pixels = np.zeros((px, wide, 4), np.uint8)

@@ -55,10 +55,10 @@ def _readings(spans: pa.Table) -> pa.Table:
     values = part.column("value").to_pylist()
     for number, text, value in zip(of.tolist(), name[rows].tolist(), values, strict=True):
         read[number].setdefault(str(names[text]), 0.0 if value is None else value)
-    why = [throttling(reasons_of(int(known.get(REASONS, 0)))) for known in read]
+    why = [throttling(reasons_of(int(reading.get(REASONS, 0)))) for reading in read]
     looks = np.full(len(rows), BESIDE, object)
     looks[first] = [THROTTLED if words else CLOCK for words in why]
-    texts = [_words(known, words) for known, words in zip(read, why, strict=True)]
+    texts = [_words(reading, words) for reading, words in zip(read, why, strict=True)]
     spans = _changed(spans, "kind", rows, looks.tolist())
     return _changed(spans, "name", rows[first], texts)
 
@@ -76,7 +76,7 @@ def _changed(spans: pa.Table, column: str, rows: Ints, texts: Sequence[str]) -> 
     return schema.with_column(spans, column, coded)
 
 
-def _words(known: dict[str, float], throttled: tuple[str, ...]) -> str:
-    parts = [f"{known[SM_CLOCK]:.0f} MHz"] if SM_CLOCK in known else []
-    parts += [f"{known[POWER]:.0f} W"] if POWER in known else []
+def _words(reading: dict[str, float], throttled: tuple[str, ...]) -> str:
+    parts = [f"{reading[SM_CLOCK]:.0f} MHz"] if SM_CLOCK in reading else []
+    parts += [f"{reading[POWER]:.0f} W"] if POWER in reading else []
     return ", ".join([*parts, *throttled])

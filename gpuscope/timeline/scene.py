@@ -112,8 +112,8 @@ class Scene:
         if low >= high:
             raise InvalidArgument(f"the window ends at {high} ns, not after its start at {low} ns")
         counts = [_count(tracks, track, window_ns) for track in tracks.tracks]
-        there = [track for track, count in zip(tracks.tracks, counts, strict=True) if count]
-        shown, hidden = busiest(there, tracks.busy_ns)
+        occupied = [track for track, count in zip(tracks.tracks, counts, strict=True) if count]
+        shown, hidden = busiest(occupied, tracks.busy_ns)
         shown = shown if host else folded(shown)
         scene = cls.among(tracks, shown, window_ns, max_spans=max_spans)
         return replace(scene, total=sum(counts), hidden_tracks=hidden)
@@ -157,8 +157,10 @@ class Scene:
             _columns={},
         )
         scene = replace(self, tracks=tracks, rows=np.arange(len(self.rows)))
-        known = {field.name for field in fields(self)}
-        vars(scene).update({name: kept for name, kept in vars(self).items() if name not in known})
+        field_names = {field.name for field in fields(self)}
+        vars(scene).update(
+            {name: value for name, value in vars(self).items() if name not in field_names}
+        )
         return scene
 
     # -- columns and marks ----------------------------------------------------------------
@@ -236,12 +238,12 @@ class Scene:
     def classes(self) -> set[Class]:
         """What is drawn, as bars or in columns."""
         classes = [bar_class for _, bar_class in self.tracks.groups]
-        there = np.asarray(self.columns.is_there.any(axis=1))
+        shown = np.asarray(self.columns.is_there.any(axis=1))
         in_columns = {
             classes[group]
             for at in np.flatnonzero(~self.with_spans).tolist()
             for group, is_there in zip(
-                self.columns.rows[at].groups, there[self.columns.of_row(at)], strict=True
+                self.columns.rows[at].groups, shown[self.columns.of_row(at)], strict=True
             )
             if is_there
         }

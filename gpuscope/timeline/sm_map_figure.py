@@ -204,9 +204,9 @@ def _cells(
     """Return the cells of one partition; SMs between those that it held are one empty row."""
     partition = blocks.partitions[index]
     colour = blocks.colours(colours)[index]
-    held = np.flatnonzero(~np.isnan(share).all(axis=1))
-    edges = np.unique(np.r_[held, held + 1])
-    rows = np.where(np.isin(edges[:-1], held)[:, None], share[edges[:-1]], np.nan)
+    used_sms = np.flatnonzero(~np.isnan(share).all(axis=1))
+    edges = np.unique(np.r_[used_sms, used_sms + 1])
+    rows = np.where(np.isin(edges[:-1], used_sms)[:, None], share[edges[:-1]], np.nan)
     label, faintest = escape(partition_label(trace, partition)), _FAINTEST
     if blocks.escaped[index]:
         label, faintest = f"<b>{OUTSIDE}</b> to {label}", 1

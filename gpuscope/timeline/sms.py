@@ -38,11 +38,11 @@ class Blocks:
         sm = trace.array("sm", fill=-1)
         usable = (sm[every] >= 0) & ~is_open(trace)[every]
         rows = every[usable]
-        there, devices = codes(trace.spans.column("device"))
+        device_codes, devices = codes(trace.spans.column("device"))
         if device is None and len(rows):
-            device = devices[int(np.bincount(there[rows]).argmax())]
+            device = devices[int(np.bincount(device_codes[rows]).argmax())]
         self.device = device
-        here = there[rows] == (devices.index(device) if device in devices else -1)
+        here = device_codes[rows] == (devices.index(device) if device in devices else -1)
         if not here.any():
             where = "" if device is None else f" on device {device}"
             raise MissingEvidence(
@@ -63,12 +63,12 @@ class Blocks:
         used, self.owner = np.unique(2 * partition + escaped, return_inverse=True)
         self.partitions: list[str | None] = [names[code // 2] for code in used]
         self.escaped = used % 2 == 1
-        known = [
+        sm_counts = [
             facts.sm_count
             for facts in trace.metadata.devices.values()
             if facts.index == device and facts.sm_count
         ]
-        self.height = max(int(self.sm.max()) + 1, *known, 1)
+        self.height = max(int(self.sm.max()) + 1, *sm_counts, 1)
 
     def colours(self, of_partitions: dict[str, str]) -> list[str]:
         """Return the colour of each owner."""

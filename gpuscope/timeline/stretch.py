@@ -30,7 +30,7 @@ class Stretch:
         Row of the GPU → for how long it was busy.
     overlap_ns
         Pair of rows → for how long both were; of the pairs that overlap most.
-    kept
+    escapes
         Partition → kernels that start in it and were intended for it, and how many escaped.
     latency_ns
         Workload → lengths of its calls that are wholly inside.
@@ -42,7 +42,7 @@ class Stretch:
 
     busy_ns: dict[str, int]
     overlap_ns: dict[tuple[str, str], int]
-    kept: dict[str, tuple[int, int]]
+    escapes: dict[str, tuple[int, int]]
     latency_ns: dict[str, Array]
     parts: dict[PartClass, int]
     sampled: int | None
@@ -59,11 +59,11 @@ def stretch_of(tracks: Tracks, shown: Sequence[Track], window_ns: tuple[int, int
         overlap[a.label, b.label] = busy[a.label] + busy[b.label] - either
     most = sorted(overlap, key=lambda pair: -overlap[pair])[:PAIRED]
     latency, parts, sampled = _calls(tracks, window_ns)
-    kept = _kept(tracks, window_ns)
-    return Stretch(busy, {pair: overlap[pair] for pair in most}, kept, latency, parts, sampled)
+    escapes = _escapes(tracks, window_ns)
+    return Stretch(busy, {pair: overlap[pair] for pair in most}, escapes, latency, parts, sampled)
 
 
-def _kept(tracks: Tracks, window_ns: tuple[int, int]) -> dict[str, tuple[int, int]]:
+def _escapes(tracks: Tracks, window_ns: tuple[int, int]) -> dict[str, tuple[int, int]]:
     start, intended = tracks.start_ns, tracks.coded["intended_partition"]
     kinds = tracks.coded["kind"]
     is_kernel = np.array([kind == "kernel" for kind in kinds.values])[kinds.codes]

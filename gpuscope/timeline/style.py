@@ -109,9 +109,11 @@ def partition_colours(traces: Iterable[Trace], partitions: Iterable[str]) -> dic
     Those that the traces describe come first, in their order. Text that is no colour says nothing.
     Partitions of one name on several ranks look the same.
     """
-    known = {name: facts for trace in traces for name, facts in trace.metadata.partitions.items()}
-    names = list(dict.fromkeys([*known, *sorted(partitions)]))
-    chosen = {name: facts.color or "" for name, facts in known.items()}
+    facts_of_partition = {
+        name: facts for trace in traces for name, facts in trace.metadata.partitions.items()
+    }
+    names = list(dict.fromkeys([*facts_of_partition, *sorted(partitions)]))
+    chosen = {name: facts.color or "" for name, facts in facts_of_partition.items()}
     plain = {name: without_rank(name) for name in names}
     by_name = colours_of(list(dict.fromkeys(plain.values())))
     return {

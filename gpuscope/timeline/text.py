@@ -39,10 +39,10 @@ def uncertainty(trace: Trace) -> str:
         ("end_uncertainty_ns", "true ends up to {} earlier"),
     ):
         values = trace.array(column, fill=-1)
-        known = values[values > 0]
-        if len(known):
-            median = what.format(duration(float(np.median(known))))
-            causes.append(f"{median} (median; at worst {duration(int(known.max()))})")
+        positive_ns = values[values > 0]
+        if len(positive_ns):
+            median = what.format(duration(float(np.median(positive_ns))))
+            causes.append(f"{median} (median; at worst {duration(int(positive_ns.max()))})")
     residuals = [
         abs(float(facts.residual_ns))
         for facts in trace.metadata.clocks.values()

@@ -91,7 +91,7 @@ def timeline(
     window = default_window_ns(trace) if window_ns is None else window_ns
     scene = Scene.of(Tracks.of(trace), window, max_spans=max_spans, host=host)
     blocks = HeldIndex(Blocks(trace, None)) if sm else None
-    return _figure(_picture([scene], title or "Timeline", {"": trace}, held=blocks))
+    return _figure(_picture([scene], title or "Timeline", {"": trace}, sm_index=blocks))
 
 
 def still(scene: Scene, trace: Trace) -> bytes:
@@ -172,7 +172,7 @@ def _picture(
     traces: Mapping[str, Trace],
     *,
     settings: Sequence[str] = (),
-    held: HeldIndex | None = None,
+    sm_index: HeldIndex | None = None,
 ) -> Picture:
     """Place scenes one under the other, each under its setting if any."""
     windows_ns = [scene.window_ns for scene in scenes]
@@ -183,7 +183,7 @@ def _picture(
     panels, height, annotations, shapes = _placed(scenes, settings, unit_ns)
     suffix, notes = stated(traces)
     if not settings:
-        notes += notes_of(statement(scenes[0], besides=() if held is None else ("block",)))
+        notes += notes_of(statement(scenes[0], besides=() if sm_index is None else ("block",)))
     left_out = sum(scene.waits.left_out for scene in scenes)
     if left_out:
         notes.append(f"{left_out:,} further waits have no arrow")
@@ -192,14 +192,14 @@ def _picture(
         "yaxis": plotly_parts.track_axis([panel.places for panel in panels], height)
     }
     time_below = "y"
-    if held is not None:
-        cells = held.cells(windows_ns[0], PIXELS)
-        images.append(sm_image(cells, held.blocks.colours(colours), windows_ns[0][0], unit_ns))
+    if sm_index is not None:
+        cells = sm_index.cells(windows_ns[0], PIXELS)
+        images.append(sm_image(cells, sm_index.blocks.colours(colours), windows_ns[0][0], unit_ns))
         notes.append(_SM_NOTE)
         whole = height + _SM_GAP + _SM_HEIGHT
         axes["yaxis"]["domain"] = (1 - height / whole, 1)
         axes["yaxis2"] = {
-            **sm_axis(held.blocks.height, _SM_HEIGHT),
+            **sm_axis(sm_index.blocks.height, _SM_HEIGHT),
             "domain": (0, _SM_HEIGHT / whole),
         }
         time_below, height = "y2", whole

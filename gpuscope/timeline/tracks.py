@@ -191,8 +191,8 @@ class Tracks:
     def missing_in(self, window_ns: tuple[int, int]) -> list[Missing]:
         """Return the stretches of a window of which rows are missing, and why."""
         metadata = self.names.metadata
-        kept = metadata.kept
-        since_ns = kept.since_ns if kept is not None and kept.rows_left_out else None
+        facts = metadata.kept
+        since_ns = facts.since_ns if facts is not None and facts.rows_left_out else None
         return missing_in(window_ns, metadata.windows_ns, since_ns)
 
     def seen_ns(self, window_ns: tuple[int, int]) -> int:
@@ -208,11 +208,11 @@ class Tracks:
     @cached_property
     def narrow(self) -> set[int]:
         """Numbers of the tracks on which all that ran had escaped."""
-        escaped, there = (
+        escaped, total = (
             np.bincount(track[track >= 0], minlength=len(self.tracks))
             for track in (self.track[self.escaped], self.track)
         )
-        return set(np.flatnonzero((escaped > 0) & (escaped == there)).tolist())
+        return set(np.flatnonzero((escaped > 0) & (escaped == total)).tolist())
 
     def placed(self, rows: Sequence[Track], lines: Sequence[int], top: int = 4) -> Places:
         """Place rows one under the other."""
@@ -232,8 +232,10 @@ class Tracks:
         pairs = [pair for pair in ids if None not in pair]
         rows = np.flatnonzero(np.isin(self.ids, np.array(pairs, np.int64)))
         row_of = dict(zip(self.ids[rows].tolist(), rows.tolist(), strict=True))
-        there = [[row_of[span] for span in pair] for pair in pairs if row_of.keys() >= set(pair)]
-        first, second = np.array(there, np.int64).reshape(-1, 2).T
+        row_pairs = [
+            [row_of[span] for span in pair] for pair in pairs if row_of.keys() >= set(pair)
+        ]
+        first, second = np.array(row_pairs, np.int64).reshape(-1, 2).T
         return first, second
 
     @cached_property
@@ -348,8 +350,8 @@ def is_by_stream(trace: Trace) -> bool:
 
 def _is_by_stream(metadata: TraceMetadata, values: Mapping[str, Sequence[object]]) -> bool:
     """Whether work is coloured by stream; ``values`` of columns begin with that of none."""
-    known = any(len(values[name]) > 1 for name in ("partition", "intended_partition"))
-    return not (metadata.partitions or known) and len(values["stream"]) <= MOST_STREAMS
+    has_partitions = any(len(values[name]) > 1 for name in ("partition", "intended_partition"))
+    return not (metadata.partitions or has_partitions) and len(values["stream"]) <= MOST_STREAMS
 
 
 def _times(spans: pa.Table, kinds: list[Any], kind: Array) -> tuple[Array, Array, Array]:

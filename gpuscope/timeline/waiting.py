@@ -211,6 +211,6 @@ def boxes_of(
         np.where(as_span, 1 - line / lines, (before + waiting.length_ns) / top),
     )
     is_running = np.array([part.kind == "running" for part in waiting.classes], bool)[waiting.look]
-    kept = drawn[call] & (boxes.to_ns > window_ns[0]) & (boxes.from_ns < window_ns[1])
-    kept &= ~(as_span & is_running)  # the row above shows it
-    return Boxes(*(side[kept] for side in boxes)), tops
+    is_visible = drawn[call] & (boxes.to_ns > window_ns[0]) & (boxes.from_ns < window_ns[1])
+    is_visible &= ~(as_span & is_running)  # the row above shows it
+    return Boxes(*(side[is_visible] for side in boxes)), tops

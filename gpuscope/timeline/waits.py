@@ -63,15 +63,15 @@ class WaitColumns:
             parts.append((ids[rows], rows))
         ends = pending[:2]
         rows_of = np.full(ends.shape, -1)
-        for held, row in parts:
-            at = np.minimum(np.searchsorted(held, ends), len(held) - 1)
-            rows_of = np.where(held[at] == ends, row[at], rows_of)
-        known = (rows_of >= 0).all(axis=0)
+        for sorted_ids, row in parts:
+            at = np.minimum(np.searchsorted(sorted_ids, ends), len(sorted_ids) - 1)
+            rows_of = np.where(sorted_ids[at] == ends, row[at], rows_of)
+        is_resolved = (rows_of >= 0).all(axis=0)
         return WaitColumns(
-            np.concatenate([self.cause, rows_of[0, known]]),
-            np.concatenate([self.effect, rows_of[1, known]]),
-            np.concatenate([self.joint, pending[2, known] > 0]),
-            pending[:, ~known],
+            np.concatenate([self.cause, rows_of[0, is_resolved]]),
+            np.concatenate([self.effect, rows_of[1, is_resolved]]),
+            np.concatenate([self.joint, pending[2, is_resolved] > 0]),
+            pending[:, ~is_resolved],
             tuple(parts),
             len(ids),
         )

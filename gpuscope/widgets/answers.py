@@ -199,12 +199,12 @@ def _strip(judged: Judged, colors: Mapping[str, str]) -> str:
     if not total or not sizes:
         return ""
     escaped = verdict.stayed.names.get("partition", "")
-    given = judged.homes.get(verdict.calls.workload) if verdict.calls else None
+    home = judged.homes.get(verdict.calls.workload) if verdict.calls else None
     pieces, used, at = [], _bar([("out", 1, "var(--gs-w)")]) if escaped else "", 0.0
     for name, count in sizes.items():
         share, color = count / total, colors.get(name, "var(--gs-w)")
         pieces.append(("faded" if name == escaped else "sm", share, color))
-        if name == given and not escaped:
+        if name == home and not escaped:
             used = _bar([("gap", at, "none"), ("run", share, color)])
         at += share
     return _bar(pieces) + used

@@ -166,8 +166,10 @@ class PartitionCarver(Control):
     def colors(self) -> dict[str, str]:
         """Name of each applied partition → its colour."""
         with self.lock:
-            kept = {row["id"]: row["color"] for row in self.rows}
-            return {name: kept[key] for key, name in self._applied.items() if key in kept}
+            color_of_id = {row["id"]: row["color"] for row in self.rows}
+            return {
+                name: color_of_id[key] for key, name in self._applied.items() if key in color_of_id
+            }
 
     @property
     def renamed(self) -> dict[str, str]:
@@ -258,8 +260,8 @@ class PartitionCarver(Control):
     def _id_of(self, name: str) -> int:
         ids = {row["name"]: int(row["id"]) for row in reversed(self.rows)}
         if name not in ids:
-            known = ", ".join(row["name"] for row in self.rows)
-            raise InvalidPartition(f"no partition {name!r}; there are {known}")
+            names = ", ".join(row["name"] for row in self.rows)
+            raise InvalidPartition(f"no partition {name!r}; there are {names}")
         return ids[name]
 
     def revert(self) -> None:

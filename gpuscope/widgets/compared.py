@@ -46,10 +46,10 @@ def side_by_side(runs: Mapping[str, Run | None]) -> str:
     runs
         What to call each → it, or nothing where its trace is no longer kept.
     """
-    *others, (last, shown) = runs.items()
+    *earlier, (last, shown) = runs.items()
     sections = [
         _section(label, run, last, shown, is_open=number == 0)
-        for number, (label, run) in enumerate(others)
+        for number, (label, run) in enumerate(earlier)
     ]
     return (
         '<div class="gpuscope-differences" style="line-height:1.5;overflow-x:auto">'
@@ -61,16 +61,16 @@ def _section(label: str, run: Run | None, last: str, shown: Run | None, *, is_op
     names = html.text(f"A: {label}; B: {last}.", 400)
     if run is None or shown is None:
         return f"<div>{names} {html.text(_GONE)}</div>"
-    both = [list(each.values())[-1] for each in (run, shown)]
+    both = [list(side.values())[-1] for side in (run, shown)]
     try:
         result = compare(both[0], both[1], names=_NAMES)
     except MissingEvidence as error:
         return f"<div>{names} {html.text(error)}</div>"
-    costs = [rich(each) for each in result.findings[1:] if each.rule != "change.calls"]
+    costs = [rich(finding) for finding in result.findings[1:] if finding.rule != "change.calls"]
     headline = " ".join([rich(result.findings[0]), *costs])
     lines = [names, _changed(result.changes)]
-    lines += [rich(each) for each in result.findings if each.rule == "change.calls"]
-    stopped = [name for name, each in zip(_NAMES, (run, shown), strict=True) if each.stopped]
+    lines += [rich(finding) for finding in result.findings if finding.rule == "change.calls"]
+    stopped = [name for name, side in zip(_NAMES, (run, shown), strict=True) if side.stopped]
     lines += [html.text(f"Not run to the end: {', '.join(stopped)}.")] if stopped else []
     lines += [
         f"{name}: {rich(confinement_verdict(trace))}"
@@ -94,7 +94,7 @@ def _pictures(result: CompareResult) -> str:
     workload = str(result.findings[0].subject["workload"])
     above, beside = "", [html.table([*_rows(result)])]
     if (pairs := result.pairs.get(workload)) is not None:
-        colours = style.colours_of(each.workload for each in result.differences)
+        colours = style.colours_of(effect.workload for effect in result.differences)
         above = _call(result, workload, pairs, colours)
         beside += [_curves(pairs), html.table([*_means(result, workload, colours)])]
     boxes = "".join(f"<div>{part}</div>" for part in beside)
@@ -133,17 +133,19 @@ def _part(kind: PartKind, colour: str, share: float, words: str) -> str:
 # -- numbers ------------------------------------------------------------------------------
 def _rows(result: CompareResult) -> Iterator[Row]:
     """Yield the rows of a comparison, each with a picture of its interval."""
-    ends = [end for each in result.differences for end in (each.low, each.high, each.change)]
+    ends = [
+        end for effect in result.differences for end in (effect.low, effect.high, effect.change)
+    ]
     reach = max((abs(end) for end in ends if np.isfinite(end)), default=0) or 1
     for row, effect in zip(result.rows(), result.differences, strict=True):
         yield {**row, "95 % interval": Html(_interval(effect, reach))}
 
 
-def _interval(each: Effect, reach: float) -> str:
-    if not np.isfinite(each.high - each.low + each.change):
+def _interval(effect: Effect, reach: float) -> str:
+    if not np.isfinite(effect.high - effect.low + effect.change):
         return ""
-    colour, _ = difference_look(each)
-    low, dot, high = (60 + 56 * end / reach for end in (each.low, each.change, each.high))
+    colour, _ = difference_look(effect)
+    low, dot, high = (60 + 56 * end / reach for end in (effect.low, effect.change, effect.high))
     return (
         '<svg width="120" height="12" style="vertical-align:middle" aria-hidden="true">'
         f'<path d="M60 0V12" stroke="{_INK}" stroke-width=".7"/>'

@@ -91,7 +91,7 @@ class Dashboard:
         experiment: Experiment | Mapping[str, object] | str | Path | None = None,
     ) -> None:
         self._lock = threading.RLock()  # callbacks may run beside the main thread
-        self._kept: DisplayHandle | None = None  # its place in the notebook
+        self._display_handle: DisplayHandle | None = None  # its place in the notebook
         self._kept_page = ""
         self.run: Run | None = None
         self._shown = ShownRuns(
@@ -139,7 +139,7 @@ class Dashboard:
     def _ipython_display_(self) -> None:
         display(self.widget)
         self._kept_page = self._static()
-        self._kept = display(page_of(self._kept_page), f"gpuscope-{self.bar.uid}")
+        self._display_handle = display(page_of(self._kept_page), f"gpuscope-{self.bar.uid}")
 
     def _repr_mimebundle_(self, **options: object) -> object:
         return self.widget._repr_mimebundle_(**options)
@@ -190,8 +190,8 @@ class Dashboard:
         InvalidPartition, InvalidExperiment
             The controls do not describe a valid experiment.
         """
-        if kind not in (known := [_GPUSCOPE, *LANGUAGES]):
-            raise InvalidArgument(f"kind is {given(kind)}; known: {', '.join(known)}")
+        if kind not in (kinds := [_GPUSCOPE, *LANGUAGES]):
+            raise InvalidArgument(f"kind is {given(kind)}; known: {', '.join(kinds)}")
         with self._lock:
             experiment = self.form.experiment()
             if kind == _GPUSCOPE:
@@ -394,9 +394,9 @@ class Dashboard:
 
     def _keep(self) -> None:
         """Update what the notebook shows without a kernel, where it is displayed."""
-        if self._kept is None or self._work.is_closed:
+        if self._display_handle is None or self._work.is_closed:
             return
         page = self._static()
         if page != self._kept_page:
             self._kept_page = page
-            self._kept.update(page_of(page))
+            self._display_handle.update(page_of(page))

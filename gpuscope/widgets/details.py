@@ -148,14 +148,16 @@ def _source_of(line: SiteLine) -> tuple[str, list[tuple[str, str]]]:
 
 def told_of_span(trace: Trace, span: int, tracks: Tracks, colours: dict[str, str]) -> Properties:
     """Return what a span's time consists of, in words and as parts."""
-    known = trace_parts(trace)
+    all_parts = trace_parts(trace)
     try:
-        parts, words = known.parts(known.explained(span)), str(explain(trace, span))
+        parts, words = all_parts.parts(all_parts.explained(span)), str(explain(trace, span))
     except MissingEvidence as error:
         return {"why": str(error)}
-    cause = match(np.array([-1 if at.span is None else at.span for at in parts]), known.rows.ids)
+    cause = match(
+        np.array([-1 if at.span is None else at.span for at in parts]), all_parts.rows.ids
+    )
     ran = [row for row, part in zip(cause, parts, strict=True) if part.kind == "running"]
-    work = np.full(len(parts), ran[-1] if ran else known.explained(span))
+    work = np.full(len(parts), ran[-1] if ran else all_parts.explained(span))
     classes, look = classed(tracks, [part.kind for part in parts], cause, work)
     lengths = [(classes[at], part.duration_ns) for at, part in zip(look, parts, strict=True)]
     return {"why": words, **_shares(lengths, tracks, colours)}
@@ -203,9 +205,9 @@ def told_of_stretch(
         for row, ns in stretch.busy_ns.items()
     ]
     both = [(f"{a} and {b}", duration(ns)) for (a, b), ns in stretch.overlap_ns.items()]
-    kept = [
+    confinement = [
         (clean(name, 40), f"{out:,} of {count:,} kernels escaped")
-        for name, (count, out) in stretch.kept.items()
+        for name, (count, out) in stretch.escapes.items()
     ]
     calls = [
         (f"{clean(name, 40)}, {len(lengths):,} calls", _latency(lengths))
@@ -218,7 +220,7 @@ def told_of_stretch(
     if len(busy) > PAIRED:
         together += f" of the {PAIRED} busiest rows"
     headings = ("Busy", together, "Confinement", "Calls wholly inside: p50, p99, longest")
-    tables = zip(headings, (busy, both, kept, calls), strict=True)
+    tables = zip(headings, (busy, both, confinement, calls), strict=True)
     shares = _shares(list(stretch.parts.items()), tracks, colours)
     count = sum(map(len, stretch.latency_ns.values()))
     of = f"{stretch.sampled:,} of {count:,} calls, evenly spaced" if stretch.sampled else ""
@@ -273,19 +275,21 @@ def _related(trace: Trace, span: Row) -> list[list[str]]:
             linked.append((f"follows ({kind})", before))
         else:
             linked.append((f"comes before ({kind})", after))
-    known = _columns_of(trace, [span_id for _, span_id in linked])
+    row_of_id = _columns_of(trace, [span_id for _, span_id in linked])
     callers = [before for before, after, kind in edges if kind == "launch" and after == span["id"]]
-    if around is None and callers and callers[0] in known:
-        around = known[callers[0]]["parent"]
+    if around is None and callers and callers[0] in row_of_id:
+        around = row_of_id[callers[0]]["parent"]
     for _ in range(_NESTED):
         parent = None if around is None else _columns_of(trace, [around]).get(around)
         if parent is None:
             break
-        known[around] = parent
+        row_of_id[around] = parent
         linked.append(("in", around))
         around = parent["parent"]
-    there = [(relation, span_id) for relation, span_id in linked if span_id in known]
-    related = [[relation, _label(known[span_id]), str(span_id)] for relation, span_id in there]
+    resolved = [(relation, span_id) for relation, span_id in linked if span_id in row_of_id]
+    related = [
+        [relation, _label(row_of_id[span_id]), str(span_id)] for relation, span_id in resolved
+    ]
     more = len(related) - _RELATED
     return related[:_RELATED] + ([["and", f"{more} more", str(span["id"])]] if more > 0 else [])
 

@@ -12,9 +12,9 @@ _MARGINS = {"t": 8, "b": 44}
 
 def box(name: str, *children: ipw.Widget) -> ipw.Box:
     """Lay children out as ``controls.css`` says under a name."""
-    made = ipw.Box(children)
-    made.add_class(name)
-    return made
+    container = ipw.Box(children)
+    container.add_class(name)
+    return container
 
 
 def close(widget: ipw.Widget) -> None:

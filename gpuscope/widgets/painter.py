@@ -48,15 +48,15 @@ class Painter:
     """A process that paints one recording at a time; raises :class:`PainterGone`."""
 
     def __init__(self) -> None:
-        here, there = socket.socketpair()
-        with there, ExitStack() as undo:
-            undo.callback(here.close)
+        parent_end, child_end = socket.socketpair()
+        with child_end, ExitStack() as undo:
+            undo.callback(parent_end.close)
             environment = {
                 name: value for name, value in os.environ.items() if name != NVTX_INJECTION
             }
             self._process = subprocess.Popen(  # noqa: S603 - this Python, and a function of ours
-                _child.python_command(f"{__name__}:serve", str(there.fileno())),
-                pass_fds=[there.fileno()],
+                _child.python_command(f"{__name__}:serve", str(child_end.fileno())),
+                pass_fds=[child_end.fileno()],
                 env=environment,
                 start_new_session=True,
                 stdin=subprocess.DEVNULL,
@@ -64,7 +64,7 @@ class Painter:
                 stderr=subprocess.DEVNULL,
             )
             undo.pop_all()
-        self._wire = Connection(here.detach())
+        self._wire = Connection(parent_end.detach())
         self._ready = select.poll()
         self._ready.register(self._wire, select.POLLIN)
         self._owes = False

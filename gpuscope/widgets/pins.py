@@ -46,14 +46,14 @@ class Pins(Control):
         self._changed = changed
         self._do_show = show
         self._summaries: dict[int, Summary] = {}
-        self._kept: dict[int, Run] = {}
+        self._traced_runs: dict[int, Run] = {}
         """The runs whose traces are here: those that are pinned, and the latest."""
 
     def add(self, summary: Summary, run: Run) -> int:
         """Take in a run; return its number, from 1."""
         with self.lock:
             number = len(self._summaries) + 1
-            self._summaries[number], self._kept[number] = summary, run
+            self._summaries[number], self._traced_runs[number] = summary, run
             words = f"Run {number}: {clean(summary.setting, 40)}"
             self._tell([*self.runs, {"number": number, "words": words, "pinned": False}])
             return number
@@ -62,13 +62,15 @@ class Pins(Control):
         """Tell the page of the runs; let traces go that are neither pinned nor of the latest."""
         needed = {self.shown, *(run["number"] for run in runs[-_LATEST:] if not run["pinned"])}
         needed |= {run["number"] for run in runs if run["pinned"]}
-        self._kept = {number: run for number, run in self._kept.items() if number in needed}
-        self.runs = [{**run, "kept": run["number"] in self._kept} for run in runs]
+        self._traced_runs = {
+            number: run for number, run in self._traced_runs.items() if number in needed
+        }
+        self.runs = [{**run, "kept": run["number"] in self._traced_runs} for run in runs]
 
     def kept(self, number: int) -> tuple[Run, Summary] | None:
         """Return a run and what it said, if its trace is here."""
         with self.lock:
-            run = self._kept.get(number)
+            run = self._traced_runs.get(number)
             return (run, self._summaries[number]) if run is not None else None
 
     def pin(self, number: int, *, pinned: bool = True) -> None:
@@ -83,7 +85,7 @@ class Pins(Control):
     def compared(self) -> Mapping[str, Run | None]:
         """Words → run, if its trace is here: the pinned ones or the one before, and the shown."""
         with self.lock:
-            return {words: self._kept.get(number) for words, number in self._compared()}
+            return {words: self._traced_runs.get(number) for words, number in self._compared()}
 
     def reported(self) -> Run:
         """Return the run that is shown, beside the pinned ones that ran the same workloads.
@@ -94,23 +96,23 @@ class Pins(Control):
             No run is shown.
         """
         with self.lock:
-            shown = self._kept[self.shown]
+            shown = self._traced_runs[self.shown]
             workloads = shown.experiment["workloads"]
             pinned = {run["number"] for run in self.runs if run["pinned"]}
             runs = {
-                words: self._kept[number]
+                words: self._traced_runs[number]
                 for words, number in self._compared()
                 if number in pinned | {self.shown}
-                and number in self._kept
-                and self._kept[number].experiment["workloads"] == workloads
+                and number in self._traced_runs
+                and self._traced_runs[number].experiment["workloads"] == workloads
             }
         return beside(runs) if len(runs) > 1 else shown
 
     def _compared(self) -> list[tuple[str, int]]:
-        others = [run for run in self.runs if run["number"] != self.shown]
-        kept = [run for run in others if run["pinned"]] or others[-1:]
+        other_runs = [run for run in self.runs if run["number"] != self.shown]
+        baselines = [run for run in other_runs if run["pinned"]] or other_runs[-1:]
         shown = [run for run in self.runs if run["number"] == self.shown]
-        return [(run["words"], run["number"]) for run in [*kept, *shown]]
+        return [(run["words"], run["number"]) for run in [*baselines, *shown]]
 
     def _do_pin(self, number: int) -> None:
         pinned = any(run["pinned"] for run in self.runs if run["number"] == number)

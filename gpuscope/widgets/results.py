@@ -43,7 +43,7 @@ class Summary:
         One a workload: columns of :data:`gpuscope.analysis.settings.COLUMNS`.
     judged
         The verdict, and what its pictures show.
-    told
+    empty_trace
         Its trace without the rows.
     blocks
         Whether thread blocks were seen, so that there is a map of the SMs.
@@ -54,7 +54,7 @@ class Summary:
     setting: str
     experiment: Description
     rows: tuple[Row, ...]
-    told: Trace
+    empty_trace: Trace
     judged: Judged
     provenance: str
     stopped: bool
@@ -69,7 +69,7 @@ class Summary:
     @property
     def incomplete(self) -> str:
         """What of the trace is missing, and why; empty if nothing is."""
-        return self.told.metadata.incomplete
+        return self.empty_trace.metadata.incomplete
 
     @property
     def background(self) -> list[str]:
@@ -113,7 +113,7 @@ def summarise(run: Run) -> Summary:
         setting=setting,
         experiment=run.experiment,
         rows=tuple(rows),
-        told=Trace.from_columns({}, metadata=trace.metadata),
+        empty_trace=Trace.from_columns({}, metadata=trace.metadata),
         judged=judge(trace, rows),
         provenance=trace.provenance,
         stopped=run.stopped,
@@ -135,7 +135,7 @@ def ended(now: Summary) -> str:
 # -- in full ------------------------------------------------------------------------------
 def sections(now: Summary, colors: Mapping[str, str]) -> str:
     """Return what was found beyond the answers, in HTML; ``colors`` are the partitions'."""
-    result, missing = now.confinement, now.told.metadata.missing
+    result, missing = now.confinement, now.empty_trace.metadata.missing
     confined = []
     if not isinstance(result, Finding):
         confined = [_line(finding) for finding in of_partitions(result, missing)]
@@ -144,10 +144,13 @@ def sections(now: Summary, colors: Mapping[str, str]) -> str:
             for part in result.partitions
         ]
         confined += [html.text(note) for note in result.notes]
-    declared = {"Hazards": of_hazards(now.told), "Requests": of_requests(now.rows)}
+    declared = {"Hazards": of_hazards(now.empty_trace), "Requests": of_requests(now.rows)}
     parts = [
         html.section("Where work ran", confined),
-        *(html.section(title, map(_line, each)) for title, each in (*declared.items(), *now.cards)),
+        *(
+            html.section(title, map(_line, findings))
+            for title, findings in (*declared.items(), *now.cards)
+        ),
     ]
     incomplete = f"<b>{html.text(now.incomplete)}.</b>" if now.incomplete else ""
     return incomplete + "".join(parts)

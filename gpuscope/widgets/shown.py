@@ -60,7 +60,7 @@ class ShownRuns:
         self._together: list[Recording] = []
         self._judged_calls, self._judge_again_s = 0, 0.0
         self._is_on = self._is_other = False
-        self._picture = self._found = ""
+        self._picture = self._sections = ""
         self.mend = ""
         """What the button beside the verdict changes, as TOML."""
         self.has_spans = False
@@ -89,8 +89,8 @@ class ShownRuns:
         experiment
             ``None`` where that is nothing that can be run.
         """
-        if (kept := self.pins.kept(self.pins.shown)) is not None and not self._is_on:
-            is_other = experiment is None or experiment.to_dict() != kept[1].experiment
+        if (run_and_summary := self.pins.kept(self.pins.shown)) is not None and not self._is_on:
+            is_other = experiment is None or experiment.to_dict() != run_and_summary[1].experiment
             if is_other != self._is_other:
                 self._is_other = is_other
                 self._numbers()
@@ -174,9 +174,9 @@ class ShownRuns:
 
     def show(self, number: int) -> str:
         """Show a run that is kept; return that it is, in words."""
-        kept = self.pins.kept(number)
-        assert kept is not None  # noqa: S101 - whoever calls knows that it is there
-        run, summary = kept
+        run_and_summary = self.pins.kept(number)
+        assert run_and_summary is not None  # noqa: S101 - whoever calls knows that it is there
+        run, summary = run_and_summary
         trace = list(run.traces.values())[-1]
         self.timeline.remove_class(_EMPTY)
         self.timeline.show(trace)  # it waits for the frame: nobody else waits for us meanwhile
@@ -185,7 +185,7 @@ class ShownRuns:
         picture = html.picture(figures.timeline(trace)) if summary.rows else ""
         with self._lock:
             self._picture = picture
-            self._found = results.sections(summary, self._colours()) + results.numbers(summary)
+            self._sections = results.sections(summary, self._colours()) + results.numbers(summary)
             self.has_spans = True
             self.pins.shown = number
             self._numbers()
@@ -200,13 +200,13 @@ class ShownRuns:
     def _numbers(self) -> None:
         """Show the verdict and the numbers of a run, and the runs that are compared."""
         compared = self.pins.compared
-        kept = self.pins.kept(self.pins.shown)
-        assert kept is not None  # noqa: S101 - what is shown is kept
-        verdict = kept[1].judged.verdict
-        page = answers.answers(kept[1].judged, self._colours())
+        run_and_summary = self.pins.kept(self.pins.shown)
+        assert run_and_summary is not None  # noqa: S101 - what is shown is kept
+        verdict = run_and_summary[1].judged.verdict
+        page = answers.answers(run_and_summary[1].judged, self._colours())
         if not self._is_on:  # else the verdict is of the run that is
             before = [Finding("of-before", "note")] if self._is_other else verdict.notes
             self._tell(verdict.headline, before, "none" if self._is_other else "", page)
             self.results.remove_class(_BEFORE)
-        self.results.value = self._found + (side_by_side(compared) if len(compared) > 1 else "")
+        self.results.value = self._sections + (side_by_side(compared) if len(compared) > 1 else "")
         self._changed()

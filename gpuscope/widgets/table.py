@@ -206,8 +206,8 @@ class Table(Control):
     def _id_of(self, name: str) -> int:
         require_kind("name", name, str)
         if name not in self.names:
-            there = ", ".join(map(repr, self.names))
-            raise InvalidExperiment(f"{self.part}: there is no {name!r}; there are {there}")
+            names = ", ".join(map(repr, self.names))
+            raise InvalidExperiment(f"{self.part}: there is no {name!r}; there are {names}")
         return int(self.rows[self.names.index(name)]["id"])
 
     def rename(self, field: str, renamed: Mapping[str, str]) -> None:
@@ -261,12 +261,12 @@ class Table(Control):
         if not self.is_valid:
             raise InvalidExperiment(self.said)
 
-    def _require_known(self, names: Iterable[str], known: Iterable[str]) -> None:
-        unknown = [name for name in names if name not in known]
+    def _require_known(self, names: Iterable[str], field_names: Iterable[str]) -> None:
+        unknown = [name for name in names if name not in field_names]
         if unknown:
             raise InvalidExperiment(
                 f"{self.part}: {given(unknown[0])} is no field of a {self.noun}; there are "
-                + ", ".join(map(repr, known))
+                + ", ".join(map(repr, field_names))
             )
 
     # -- what subclasses say -------------------------------------------------------------

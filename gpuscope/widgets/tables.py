@@ -175,17 +175,17 @@ class WorkloadTable(Table):
             return {name: workloads[name] for name in self.names}
 
     def _values_of(self, fields: Values) -> Values:
-        given = {name: value for name, value in fields.items() if value is not None}
-        kind, _, function = str(given.pop("kind", "gemm")).partition(":")
+        filled = {name: value for name, value in fields.items() if value is not None}
+        kind, _, function = str(filled.pop("kind", "gemm")).partition(":")
         values = {
             "kind": kind,
             "function": function,
             **_defaults(),
             "stream": next(iter(self._choices), ""),
         }
-        self._require_known(given, ("kind", *values))
-        given = {name: value for name, value in given.items() if name != "stream" or value}
-        values |= given
+        self._require_known(filled, ("kind", *values))
+        filled = {name: value for name, value in filled.items() if name != "stream" or value}
+        values |= filled
         return values | {name: json.dumps(values[name]) for name in _structured()}
 
     def _fields_of(self, values: Values) -> Values:
@@ -239,8 +239,8 @@ class WorkloadTable(Table):
                 self.rename(field, renamed)
 
     def _options(self, values: Values) -> Values:
-        others = _named(name for name in self.names if name != values["name"])
-        return {"waits_on": [list(option) for option in others]}
+        options = _named(name for name in self.names if name != values["name"])
+        return {"waits_on": [list(option) for option in options]}
 
     def _fields(self) -> list[Field]:
         timed, python = {"background": [False]}, {"kind": [PYTHON]}

@@ -83,7 +83,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         self._is_live = self._is_measuring = self._is_held = self._is_stale = False
         self._browser_window: Window | None = None
         self._settled = 0
-        self._kept: SavedWidget | None = None  # its place in the notebook
+        self._saved_widget: SavedWidget | None = None  # its place in the notebook
         # First, so that the browser reads Plotly while the trace is being indexed.
         self.figure = Plot(
             lambda low_us, high_us: self._told({"do": "range", "low": low_us, "high": high_us}),
@@ -112,12 +112,12 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         return bundle
 
     def _ipython_display_(self) -> None:
-        self._kept = SavedWidget(self._repr_mimebundle_())
+        self._saved_widget = SavedWidget(self._repr_mimebundle_())
 
     def keep(self) -> None:
         """Have the notebook keep what is in view now, where it is displayed."""
-        if self._kept is not None:
-            self._kept.update(self._repr_mimebundle_(), is_seen=self.is_seen)
+        if self._saved_widget is not None:
+            self._saved_widget.update(self._repr_mimebundle_(), is_seen=self.is_seen)
 
     def _still(self) -> bytes:
         """Return what is in view as a PNG."""
@@ -150,12 +150,12 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
             snapshot = self.state.snapshot(self.window_ns, following=False)
         if snapshot.version != version or snapshot.lanes is None:
             return
-        made = []
+        tile_properties = []
         for level, index in wanted:
             window = tiles.window_of(snapshot, int(level), int(index))
-            made.append({**tiles.tile(snapshot, window), "key": [level, index]})
-        data = [tile.pop("data") for tile in made]
-        self.bar.send({"version": version, "tiles": made}, data)
+            tile_properties.append({**tiles.tile(snapshot, window), "key": [level, index]})
+        data = [tile.pop("data") for tile in tile_properties]
+        self.bar.send({"version": version, "tiles": tile_properties}, data)
 
     def _whole(self) -> Trace:
         """Return all that is shown as a trace."""

@@ -137,9 +137,9 @@ class Journal:
             Where it is; the buffer itself if the file cannot take it.
         """
         try:
-            found, devices = layout.texts_and_devices(records, self._collector.sizes)
+            text_addresses, devices = layout.texts_and_devices(records, self._collector.sizes)
             self._devices |= devices
-            if addresses := found - self._texts:
+            if addresses := text_addresses - self._texts:
                 texts = {str(address): text_at(address) for address in addresses}
                 self._put(_TEXTS, msgspec.json.encode(texts))
                 self._texts |= addresses
@@ -189,7 +189,7 @@ class Journal:
 
     def note(self, calls: Ended) -> None:
         """Put calls of our own into the file."""
-        if calls.executions or calls.others:
+        if calls.executions or calls.host_calls:
             self._put(_CALLS, msgspec.msgpack.encode(calls))
 
     def _put_new(self, metadata: TraceMetadata) -> None:
@@ -288,7 +288,7 @@ class JournalReader:
         """Add a batch of some frames; returns whether there are more."""
         size = os.fstat(file.fileno()).st_size
         buffers: list[Array] = []
-        executions, others, process = [], [], 0
+        executions, host_calls, process = [], [], 0
         taken = 0
         while taken < _AT_ONCE and (frame := self._next_frame(file, size)) is not None:
             kind, number, payload = frame
@@ -311,14 +311,14 @@ class JournalReader:
                 calls = msgspec.msgpack.decode(payload, type=Ended)
                 process = calls.process
                 executions += calls.executions
-                others += calls.others
+                host_calls += calls.host_calls
             elif kind == _METADATA:
                 self._metadata = TraceMetadata.from_json(payload.decode())
         more = taken >= _AT_ONCE
         if self._reader is not None:
             streams = self._metadata.streams.items()
             partitions = {int(number): facts.partition for number, facts in streams}
-            calls = Ended(process, executions, others)
+            calls = Ended(process, executions, host_calls)
             batches.append(self._reader.rows(buffers, calls, partitions, over=over and not more))
         return more
 

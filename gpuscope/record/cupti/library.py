@@ -308,13 +308,13 @@ def _demangler() -> Callable[[str], str]:
 
     def demangle(name: str) -> str:
         status = ctypes.c_int()
-        made = function(name.encode(), None, None, ctypes.byref(status))
-        if not made:
+        address = function(name.encode(), None, None, ctypes.byref(status))
+        if not address:
             return name
         try:
-            return text_at(made)
+            return text_at(address)
         finally:
-            free(made)
+            free(address)
 
     return demangle
 

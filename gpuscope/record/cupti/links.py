@@ -68,18 +68,18 @@ class Links:
         records: Records,
         places: Known,
         selections: SelectionLog,
-        found: Completeness,
+        completeness: Completeness,
         *,
         all_calls: bool,
     ) -> None:
         self._records = records
         self._places = places
         self._selections = selections
-        self._found = found
+        self._completeness = completeness
         self._all_calls = all_calls
-        self.held: list[_Held] = []
+        self.pending: list[_Held] = []
         """Launches and their rows until CUPTI's records of the calls are there."""
-        self._known: list[Columns] = []
+        self._prior: list[Columns] = []
         """API calls that are rows."""
         self._linked: dict[int, Call] = {}
         """Our calls that CUPTI's records were found for, by number, in order."""
@@ -90,7 +90,7 @@ class Links:
         self._next = 1
         self._since_ns = 0
         """What ended before is left out."""
-        self.told = 0
+        self.row_count = 0
         """Records that are rows."""
         self.waited = True
         """Whether the recording's end waited for all work."""
@@ -107,19 +107,19 @@ class Links:
             while len(self._begun) > begun:
                 self._begun.popitem()
 
-        names = ("held", "_known", "_recent", "_next", "_next_linked", "told", "unfinished")
+        names = ("pending", "_prior", "_recent", "_next", "_next_linked", "row_count", "unfinished")
         return together(keep(self, *names), shorten)
 
     def forget(self) -> None:
         """Let go of calls that no work is expected of, between readings; goes on if interrupted."""
-        if sum(len(part["row"]) for part in self._known) > 3 * LATE:
-            known = tables.join_columns(self._known)
-            count = len(known["row"])
-            awaited = np.flatnonzero(known["awaited"][: count - LATE])[-LATE:]
+        if sum(len(part["row"]) for part in self._prior) > 3 * LATE:
+            prior = tables.join_columns(self._prior)
+            count = len(prior["row"])
+            awaited = np.flatnonzero(prior["awaited"][: count - LATE])[-LATE:]
             places = np.concatenate([awaited, np.arange(count - LATE, count)])
-            self._known = [tables.select(known, places)]
+            self._prior = [tables.select(prior, places)]
         if len(self._linked) > 4 * LATE:
-            used = {*self._recent}.union(*(part["call"].tolist() for part in self._known))
+            used = {*self._recent}.union(*(part["call"].tolist() for part in self._prior))
             self._linked = {number: call for number, call in self._linked.items() if number in used}
         if len(self._begun) > len(self._linked):
             self._begun = dict.fromkeys(filter(self._linked.__contains__, self._begun))
@@ -133,25 +133,27 @@ class Links:
         if ranges is not None:
             rows.batches.append(Batch(ranges))
         self._since_ns = rows.since_ns
-        held, self.held = self.held, []
+        pending, self.pending = self.pending, []
         work, apis = self._records.take_out(over=rows.over)
         if self._records.which == "none":  # nothing can be linked
-            rows.spans += [row for _, row in held]
+            rows.spans += [row for _, row in pending]
             rows.freeze()
             if work is not None and len(work["start"]):
                 rows.batches.append(self._work_batch(work))
         else:
             apis = self._records.without_late(tables.no_apis() if apis is None else apis, rows)
-            self.told += len(apis["start"])
+            self.row_count += len(apis["start"])
             apart = is_apart(apis)
-            self._add_waits(rows, tables.select(apis, apart), ended, held)
-            self._drain_linked(rows, held, work, tables.select(apis, ~apart))
+            self._add_waits(rows, tables.select(apis, apart), ended, pending)
+            self._drain_linked(rows, pending, work, tables.select(apis, ~apart))
         if self._records.tells_waits and (rows.batches or rows.over):
             self._add_edges(rows)
 
-    def _add_waits(self, rows: Rows, calls: Columns, ended: list[Row], held: list[_Held]) -> None:
+    def _add_waits(
+        self, rows: Rows, calls: Columns, ended: list[Row], pending: list[_Held]
+    ) -> None:
         """Add rows of API calls that order work, and of waits: of those outside calls of ours."""
-        inside, ids = in_ours(calls, ended, [call for call, _ in held], rows.ending)
+        inside, ids = in_ours(calls, ended, [call for call, _ in pending], rows.ending)
         calls["own"] = inside != NONE
         calls["row"] = np.where(calls["own"], arrow.picked(ids, inside), self._fresh(len(inside)))
         if not calls["own"].all():
@@ -161,9 +163,9 @@ class Links:
 
     def _add_edges(self, rows: Rows) -> None:
         """Add the edges of waits to the last batch."""
-        latest_ns = max((int(part["start"].max(initial=0)) for part in self._known), default=0)
+        latest_ns = max((int(part["start"].max(initial=0)) for part in self._prior), default=0)
         late = [part["correlation"] for part in self._records.apis]
-        for part in self._known:
+        for part in self._prior:
             waits = part["awaited"] & (part["start"] + GRACE_NS > latest_ns)
             late.append(part["correlation"][waits])
         until = min((part.min(initial=NO_NUMBER) for part in late), default=NO_NUMBER)
@@ -173,14 +175,14 @@ class Links:
         rows.batches.append(replace(last, edges=every))
 
     def _drain_linked(
-        self, rows: Rows, held: list[_Held], work: Columns | None, apis: Columns
+        self, rows: Rows, pending: list[_Held], work: Columns | None, apis: Columns
     ) -> None:
-        linked = self._link(apis, held)
+        linked = self._link(apis, pending)
         apis["row"] = self._rows_of_apis(apis["call"])
         apis["selected"] = self._selections.selected(apis["thread"], apis["start"].astype(np.int64))
         apis["awaited"] = self._records.launches(apis)
-        ready = [row for number, (_, row) in enumerate(held) if rows.over or number in linked]
-        rest = [entry for number, entry in enumerate(held) if number not in linked]
+        ready = [row for number, (_, row) in enumerate(pending) if rows.over or number in linked]
+        rest = [entry for number, entry in enumerate(pending) if number not in linked]
         if not rows.over:
             ready += self._too_old(rest, rows.wait_since_ns)
         self._name_parents(ready)
@@ -192,11 +194,11 @@ class Links:
         if work is not None and len(work["start"]):
             rows.batches += self._with_launches(work, apis, rows)
         if len(apis["row"]):
-            self._known.append({name: apis[name] for name in _KNOWN})
+            self._prior.append({name: apis[name] for name in _KNOWN})
         if rows.over:
             self._count_unmatched([call for call, _ in rest] + self._without_work())
         else:
-            self.held = rest  # their records come later
+            self.pending = rest  # their records come later
 
     def _too_old(self, rest: list[_Held], since_ns: int) -> list[Row]:
         """Take out of ``rest`` what is to be left out, but for the newest; returns the rows."""
@@ -221,7 +223,7 @@ class Links:
         records = self._records  # CUPTI's own records of a launch and of its work come together
         if not records.noted or records.captures or not self.waited:
             return []
-        waiting = {number for part in self._known for number in part["call"][part["awaited"]]}
+        waiting = {number for part in self._prior for number in part["call"][part["awaited"]]}
         calls = (self._linked.get(number) for number in sorted(waiting - self._begun.keys()))
         return [call for call in calls if call and call.graph is None and not call.superseded]
 
@@ -229,20 +231,20 @@ class Links:
         if not self._all_calls:
             return  # launches through the driver's calls have no record
         lost = [call for call in calls if call.kind == "launch" and not call.is_around]
-        self._found.add("unmatched", len(lost))
+        self._completeness.add("unmatched", len(lost))
         if lost:
-            self._found.lost(
+            self._completeness.lost(
                 f"{len(lost)} of our launches have no record (the first: {lost[0].name!r})"
             )
 
-    def _link(self, apis: Columns, held: list[_Held]) -> set[int]:
+    def _link(self, apis: Columns, pending: list[_Held]) -> set[int]:
         """Find the call of ours that each API call was made in: a number of ``_linked``.
 
         Calls of earlier batches count, too: the records of one call may come in two. Gives the
-        rows of ``held`` the times that CUPTI saw, and returns the numbers of those found.
+        rows of ``pending`` the times that CUPTI saw, and returns the numbers of those found.
         """
         recent = self._recent
-        candidates = [self._linked[number] for number in recent] + [call for call, _ in held]
+        candidates = [self._linked[number] for number in recent] + [call for call, _ in pending]
         apis["call"] = np.full(len(apis["start"]), NONE, np.int64)
         if not candidates:
             return set()
@@ -251,13 +253,13 @@ class Links:
             (call.thread, call.start_ns, call.end_ns or call.start_ns) for call in candidates
         ]
         innermost = joins.innermost(apis["thread"], middle, *np.array(lasting, np.int64).T)
-        number_of = np.array([*recent, *[NONE] * len(held)], np.int64)
+        number_of = np.array([*recent, *[NONE] * len(pending)], np.int64)
         inside = np.flatnonzero(innermost >= len(recent))
         inside = inside[np.argsort(apis["start"][inside], kind="stable")]
         new, first = np.unique(innermost[inside], return_index=True)
         times = (apis[name][inside[first]].tolist() for name in ("start", "end", "correlation"))
         for at, start, end, correlation in zip(new.tolist(), *times, strict=True):
-            call, row = held[at - len(recent)]
+            call, row = pending[at - len(recent)]
             row.update(start_ns=start, end_ns=end, correlation=correlation, source="cupti")
             number_of[at] = self._next_linked
             self._linked[self._next_linked] = call
@@ -310,11 +312,11 @@ class Links:
     def _launching(self, apis: Columns) -> Iterator[Columns]:
         """Give the new API calls, and those of before only to who needs them."""
         yield apis
-        if self._known:
-            known = tables.join_columns(self._known)
-            known = {**known, "awaited": known["awaited"].copy()}  # so that reading can be undone
-            self._known = [known]
-            yield known
+        if self._prior:
+            prior = tables.join_columns(self._prior)
+            prior = {**prior, "awaited": prior["awaited"].copy()}  # so that reading can be undone
+            self._prior = [prior]
+            yield prior
 
     def _work_batch(
         self, work: Columns, apis: Columns | None = None, places: Ints | None = None
@@ -327,7 +329,7 @@ class Links:
             API calls, and which of them launched each; ``None`` where that is not known.
         """
         count = len(work["start"])
-        self.told += count
+        self.row_count += count
         self.unfinished += int((work["end"] == 0).sum())
         launch_start = start = work["start"].astype(np.int64)
         columns = tables.work_columns(work, self._records.kernel_name)
@@ -373,7 +375,7 @@ class Links:
         rows[firsts] = work_row(correlations[which[firsts]])
         recent = work["end"] >= self._since_ns  # of the others nobody asks
         if unsure := int(((selected == UNSURE) & (which == NONE) & recent).sum()):
-            self._found.add("in_shared_tasks", unsure)
+            self._completeness.add("in_shared_tasks", unsure)
         columns: dict[str, Column] = {"intended_partition": self._intended(which, calls, selected)}
         if not calls:
             return columns

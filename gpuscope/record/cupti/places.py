@@ -218,8 +218,8 @@ class PlaceNumbers(Known):
         handle = 0 if per_thread else stream.handle
         try:
             number = self._library.context_id(context)
-            there = number, self._library.stream_id(context, handle, per_thread=per_thread)
-            self.numbers[there] = stream.id
+            cupti_numbers = number, self._library.stream_id(context, handle, per_thread=per_thread)
+            self.numbers[cupti_numbers] = stream.id
         except Exception:  # noqa: BLE001 - closed meanwhile: its work has CUPTI's numbers only
             return
         self.partition_of_handle[stream.handle] = partition_name(stream)

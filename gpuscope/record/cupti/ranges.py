@@ -164,27 +164,27 @@ class Ranges:
             return {}
         data = tables.join_columns(self._data)
         at = joins.match(now["marker"], data["marker"])
-        there = at >= 0
+        valid = at >= 0
         picked = tables.select(data, np.maximum(at, 0))
-        colored = there & (picked["color"] != 0)
+        colored = valid & (picked["color"] != 0)
         columns: dict[str, Column] = {}
         if colored.any():
             opaque = np.where(picked["color"] >> 24, picked["color"], picked["color"] | 0xFF000000)
             columns["color"] = pa.array(opaque.astype(np.uint32), mask=~colored)
-        numbered = there & (picked["category"] != 0)
+        numbered = valid & (picked["category"] != 0)
         if numbered.any():
             numbers = zip(numbered, picked["category"], now["domain"], strict=True)
             categories = [
-                nvtx.category_name(self._text(int(domain)), int(number)) if known else None
-                for known, number, domain in numbers
+                nvtx.category_name(self._text(int(domain)), int(number)) if is_numbered else None
+                for is_numbered, number, domain in numbers
             ]
             columns["category"] = arrow.texts(categories)
-        has_payload = there & ((picked["payload"] != 0) | (picked["payload_kind"] == tables.SIGNED))
+        has_payload = valid & ((picked["payload"] != 0) | (picked["payload_kind"] == tables.SIGNED))
         if has_payload.any():
             payloads = zip(has_payload, picked["payload_kind"], picked["payload"], strict=True)
             texts = [
-                tables.payload_text(int(kind), int(raw)) if known else None
-                for known, kind, raw in payloads
+                tables.payload_text(int(kind), int(raw)) if is_present else None
+                for is_present, kind, raw in payloads
             ]
             columns["payload"] = arrow.texts(texts)
         return columns

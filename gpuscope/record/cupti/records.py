@@ -115,8 +115,8 @@ class Flights:
 
     def keep(self) -> Callable[[], None]:
         """Return what undoes what :meth:`note` does next."""
-        known = {flight: list(numbers) for flight, numbers in self._correlations.items()}
-        return lambda: vars(self).update(_correlations=known)
+        correlations = {flight: list(numbers) for flight, numbers in self._correlations.items()}
+        return lambda: vars(self).update(_correlations=correlations)
 
     def note(self, work: Columns, canaries: Array) -> None:
         """Take the records of canaries, a mask of ``work``."""
@@ -213,14 +213,14 @@ class Records:
         self,
         library: Names,
         which: str,
-        found: Completeness,
+        completeness: Completeness,
         text: Callable[[int], str] = text_at,
         order: EventOrder | None = None,
     ) -> None:
         self._library = library
         self._sizes = layout.record_sizes(library.version)
         self.which = which
-        self._found = found
+        self._completeness = completeness
         self.work: list[Columns] = []
         self.apis: list[Columns] = []
         self.order = order
@@ -245,16 +245,16 @@ class Records:
     # -- from bytes -------------------------------------------------------------------
     def read(self, raw: Array) -> dict[int, int]:
         """Take the records of a buffer; returns the SMs of green contexts that they tell of."""
-        found = layout.find_records(raw, self._sizes)
-        self._found.add("received", sum(len(offsets) for offsets in found.offsets.values()))
-        if found.unread and (found.unread_kind or raw[-found.unread :].any()):
-            known = "cut-short" if found.unread_kind in self._sizes else "unknown"
-            self._found.add("unread_bytes", found.unread)
-            self._found.lost(
-                f"{found.unread} bytes from a record of {known} kind {found.unread_kind} on "
+        scan = layout.find_records(raw, self._sizes)
+        self._completeness.add("received", sum(len(offsets) for offsets in scan.offsets.values()))
+        if scan.unread and (scan.unread_kind or raw[-scan.unread :].any()):
+            condition = "cut-short" if scan.unread_kind in self._sizes else "unknown"
+            self._completeness.add("unread_bytes", scan.unread)
+            self._completeness.lost(
+                f"{scan.unread} bytes from a record of {condition} kind {scan.unread_kind} on "
                 f"were not read (CUPTI API version {self._library.version})"
             )
-        records = layout.read_records(raw, found)
+        records = layout.read_records(raw, scan)
         work, apis = tables.work_of(records), tables.apis_of(records, noted=self.noted)
         if work is not None:
             self._add(self.work, self._without_canaries(work))
@@ -341,7 +341,7 @@ class Records:
             parts.clear()
         self.waits.forget()
         self.count = 0
-        self._found.counts["received"] = 0
+        self._completeness.counts["received"] = 0
 
     def graphs_without_work(self) -> bool:
         """Whether a graph was launched of which no work was delivered yet."""

@@ -66,7 +66,7 @@ class CuptiSource(Source):
         self._collector = get_collector()
         library = self._collector.library
         counts = dict.fromkeys(("received", "dropped", "unmatched", "unread_bytes"), 0)
-        self._found = Completeness(counts)
+        self._completeness = Completeness(counts)
         self._raw: dict[int, Array | Stored] = {}
         """Number of a buffer → its bytes, or where they are in the journal."""
         self._read_out: set[int] = set()
@@ -74,9 +74,9 @@ class CuptiSource(Source):
         self._places = PlaceNumbers(devices, library)
         self._selections = SelectionLog(self._places.learn)
         self._order = EventOrder() if options.hazards else None
-        self._records = Records(library, self._which, self._found, order=self._order)
-        known = (self._records, self._places, self._selections, self._found)
-        self._links = Links(*known, all_calls=self._which != "runtime")
+        self._records = Records(library, self._which, self._completeness, order=self._order)
+        link_inputs = (self._records, self._places, self._selections, self._completeness)
+        self._links = Links(*link_inputs, all_calls=self._which != "runtime")
         self._tag = 1 + next(_tags) % _TAGS
         self._journal: Journal | None = None
         self._watch: ClockWatch | None = None
@@ -114,7 +114,7 @@ class CuptiSource(Source):
             self.edges = ("launch", "event wait", *polls)
         self._before = (self._collector.dropped, self._collector.refused)
         if self._collector.note:
-            self._found.notes.append(self._collector.note)
+            self._completeness.notes.append(self._collector.note)
         self._records.canaries = [Canaries(device, self._tag) for device in self._cuda]
         self._places.learn_all()
         self._collector.collect(forced=not self._collector.is_shared)
@@ -135,7 +135,7 @@ class CuptiSource(Source):
             self._listens = True
             nvtx.listen(1)
         elif not nvtx.missing():
-            self._found.notes.append(
+            self._completeness.notes.append(
                 f"NVTX ranges of other libraries are not recorded: {NVTX_INJECTION} has to name "
                 "libcupti before the first NVTX call. Call gpuscope.open_device() before "
                 "anything uses NVTX, or set it when starting Python"
@@ -205,7 +205,7 @@ class CuptiSource(Source):
                 self._take(forced=not self._collector.is_shared)
             self._account(wait=wait, taken_over=taken_over)
         except BaseException as error:
-            self._found.lost(
+            self._completeness.lost(
                 f"ending the recording failed ({type(error).__name__}): whether every record "
                 "arrived was not verified"
             )
@@ -231,17 +231,17 @@ class CuptiSource(Source):
     def _arrived(self) -> list[int]:
         return [canaries.arrived for canaries in self._records.canaries]
 
-    def _take_until(self, there: Callable[[], bool]) -> bool:
+    def _take_until(self, condition: Callable[[], bool]) -> bool:
         """Take what is complete until a condition holds, or for some time; tell if it holds."""
         until_s = time.monotonic() + _PATIENCE_S
         self._take(forced=False)
-        while not there() and time.monotonic() < until_s:
+        while not condition() and time.monotonic() < until_s:
             time.sleep(_NAP_S)
             self._take(forced=False)
-        return there()
+        return condition()
 
     def _account(self, *, wait: bool, taken_over: bool) -> None:
-        completeness = self._found
+        completeness = self._completeness
         refused = self._collector.refused - self._before[1]
         completeness.add("dropped", self._collector.dropped - self._before[0])
         dropped = completeness.counts["dropped"]
@@ -269,7 +269,7 @@ class CuptiSource(Source):
             self._journal.close(remove=True)
         clocks: dict[str, Calibration] = {}
         if self._watch is not None:
-            self._found.notes += self._watch.close()
+            self._completeness.notes += self._watch.close()
             clocks["cupti"] = self._watch.fits["cupti"].facts()
         for canaries in self._records.canaries:
             if canaries.globaltimer.samples:
@@ -286,7 +286,7 @@ class CuptiSource(Source):
         """Return the streams, partitions and contexts that it learned, and what it counted."""
         places, devices = self._places, self._places.devices.copy()
         streams, partitions = places.streams.copy(), places.partitions.copy()
-        return SourceFacts(streams, partitions, places.contexts.copy(), self._found, devices)
+        return SourceFacts(streams, partitions, places.contexts.copy(), self._completeness, devices)
 
     def order(self) -> Ordered | None:
         """Return whether waits that CUPTI saw order two pieces of work."""
@@ -299,7 +299,7 @@ class CuptiSource(Source):
 
     def hold(self, call: Call, row: Row, _rows: Rows, /) -> None:
         """Keep a launch's row until CUPTI's record of the call is there."""
-        self._links.held.append((call, row))
+        self._links.pending.append((call, row))
 
     def hold_edges(self, edges: list[Edge], rows: Rows, /) -> None:
         """Keep edges from graphs' launches until CUPTI's records of all nodes are there."""
@@ -357,7 +357,7 @@ class CuptiSource(Source):
 
     def _keep(self) -> Callable[[], None]:
         """Return what undoes all that reading changes next."""
-        return together(self._records.keep(), self._links.keep(), self._found.keep())
+        return together(self._records.keep(), self._links.keep(), self._completeness.keep())
 
     def begin_reading(self) -> Callable[[], None]:
         """Take in what has come; returns what undoes all that :meth:`drain` does next."""
@@ -383,12 +383,12 @@ class CuptiSource(Source):
 
     def _check(self) -> None:
         """See that every record that was read is told, and that work has an end."""
-        completeness, unfinished = self._found, self._links.unfinished
+        completeness, unfinished = self._completeness, self._links.unfinished
         if unfinished:
             completeness.counts["unfinished"] = unfinished
             if self._waited:
                 completeness.lost(f"{unfinished} pieces of work have no end")
-        count, left_out, linked = self._records.count, self._records.left_out, self._links.told
+        count, left_out, linked = self._records.count, self._records.left_out, self._links.row_count
         lost = count - linked - left_out
         if lost:
             completeness.add("dropped", abs(lost))

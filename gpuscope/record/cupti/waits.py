@@ -85,8 +85,8 @@ class Waits:
         number, key = work["correlation"], _key(work)
         our_rows = np.where(is_own_work(rows), rows, NONE)
         names = {"number": number, "launch": number, "key": key, "first": rows, "last": rows}
-        known = {name: work[name] for name in ("device", "start", "end")}
-        self._work.append({**known, **names, "own": our_rows})
+        work_columns = {name: work[name] for name in ("device", "start", "end")}
+        self._work.append({**work_columns, **names, "own": our_rows})
 
     def hold(self, edges: list[Edge]) -> None:
         """Take edges from launches of graphs that follow from our calls."""

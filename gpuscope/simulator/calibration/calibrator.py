@@ -346,11 +346,11 @@ def fit(
         jitter=measured.jitter,
         power=measured.power,
     )
-    made = fitted(tables, measured.copy, measured.softmax, measured.vector, measured.pairs)
+    fitted_tables = fitted(tables, measured.copy, measured.softmax, measured.vector, measured.pairs)
     progress(0.94, "the fit without a fifth of the shapes")
     kinds_without, out, out_told = judge.without_fold(rows, 0, measured.told, layout=layout)
     targeted = judge.errors_told(kinds_without, out_told, layout=layout)
-    write_profile(made, target)
+    write_profile(fitted_tables, target)
     profile = GpuProfile.read(target)
     progress(1, "done")
     return Calibration(

@@ -222,7 +222,7 @@ def _with_preferences(
     kernels: GemmKernels,
     item: int,
     rows: Sequence[MeasuredShape],
-    told: Sequence[MeasuredShape],
+    targeted_rows: Sequence[MeasuredShape],
     layout: SmLayout,
 ) -> GemmKernels:
     """Learn which tiles the library prefers, from the times that it was measured with.
@@ -234,7 +234,7 @@ def _with_preferences(
     all_of_them, traits_of, thought, errors = layout.sm_count, [], [], []
     cases = [((*row["shape"], all_of_them), row["us"]) for row in rows] + [
         ((*row["shape"], min(row["told"][sms], all_of_them)), {sms: us})
-        for row in told
+        for row in targeted_rows
         for sms, us in row["us"].items()
     ]
     for (m, n, k, believed), us in cases:

@@ -103,7 +103,7 @@ def measure(
         for case in cases:
             gemms.rows += case.row(case.us)
             gemms.told += [
-                {**row, "told": case.told, "ran": case.ran} for row in case.row(case.told_us)
+                {**row, "told": case.targets, "ran": case.ran} for row in case.row(case.told_us)
             ]
             gemms.skipped += case.skipped
         longest_ns = max(longest_ns, device.now_ns() - start_ns)
@@ -148,7 +148,7 @@ class _Case:
     whole_ns: float = 0
     us: dict[str, float] = field(default_factory=dict)
     told_us: dict[str, float] = field(default_factory=dict)
-    told: dict[str, int] = field(default_factory=dict)
+    targets: dict[str, int] = field(default_factory=dict)
     kernels: list[Launched] = field(default_factory=list)
     ran: dict[str, list[Launched]] = field(default_factory=dict)
     skipped: int = 0
@@ -182,14 +182,14 @@ def _measure_some(
                     continue
                 for targeted in (False,) if whole else (False, True):
                     arrays, name = operands[case.dtype], f"{len(ran)}"
-                    once_ns = _run(case, arrays, stream, name, expected_ns, told=targeted)
+                    once_ns = _run(case, arrays, stream, name, expected_ns, tuned=targeted)
                     ran.append((case, sms, targeted))
                 if whole:
                     case.whole_ns = once_ns
                     rate = flop_count / once_ns
                     flop_per_ns[case.dtype] = max(rate, flop_per_ns.get(case.dtype, 0))
                 else:
-                    case.told[str(sms)] = stream.sm_count_target
+                    case.targets[str(sms)] = stream.sm_count_target
     for number, calls in _calls(complete(recording.trace)).items():
         case, sms, targeted = ran[number]
         if len(calls) < 2:  # of some kernels it is not known which call launched them
@@ -204,11 +204,11 @@ def _measure_some(
 
 
 def _run(
-    case: _Case, operands: Operands, stream: Stream, name: str, expected_ns: float, *, told: bool
+    case: _Case, operands: Operands, stream: Stream, name: str, expected_ns: float, *, tuned: bool
 ) -> int:
     """Call once to load what is needed, once to time it on the host, then the repeats."""
     device, (m, n, k) = cast("Device", stream.device), case.shape
-    target: SmCountTarget = "auto" if told else None
+    target: SmCountTarget = "auto" if tuned else None
     flat_a: Untyped
     flat_b: Untyped
     flat_a, flat_b, *_ = operands

@@ -210,15 +210,15 @@ def power(device: Device, source: Source, dtypes: Iterable[str]) -> dict[str, fl
 def partition_costs(device: Device) -> dict[str, int]:
     """Return what a partition and a stream in one cost, in ns; of a partition, where it can be."""
     costs: dict[str, int] = {}
-    made, streams = [], []
+    partition_ns, streams = [], []
     if device.capabilities.partitions:
         for count in sm_counts(device.backend.layout)[1:]:
             start_ns = device.now_ns()
             parts = device.carve([count])
-            made.append(device.now_ns() - start_ns)
+            partition_ns.append(device.now_ns() - start_ns)
             with parts:
                 streams += [_stream_ns(device, parts[0]) for _ in range(_STREAMS)]
-        costs["create_partition_call_ns"] = max(1, round(statistics.median(made)))
+        costs["create_partition_call_ns"] = max(1, round(statistics.median(partition_ns)))
     else:
         streams = [_stream_ns(device, device) for _ in range(_STREAMS)]
     return costs | {"create_stream_call_ns": max(1, round(statistics.median(streams)))}

@@ -277,13 +277,13 @@ def fitted(
     of_sm = digits(1.1 * copy["sm_bytes_per_us"])
     alone = {"cached_bytes": cached, "sm_bytes_per_us": of_sm, **vector}
     memory = memory_times(_MEMORY, alone)
-    made = {
+    tables = {
         **profile,
         "copy": copy,
         "rows": fit_rows(rows, cached, times),
         "memory": memory.model_dump(mode="json"),
     }
     if not pairs:
-        return made
-    simulated = GpuProfile(ProfileFile.parse(json.dumps(made), "the fit"), "fit")
-    return {**made, "memory": fit_memory(simulated, pairs).model_dump(mode="json")}
+        return tables
+    simulated = GpuProfile(ProfileFile.parse(json.dumps(tables), "the fit"), "fit")
+    return {**tables, "memory": fit_memory(simulated, pairs).model_dump(mode="json")}

@@ -31,7 +31,7 @@ def activity_of(op: Op) -> Activity:
         op.stream.context,
         tuple(after),
         kernel.released_by if kernel else (),
-        tuple(kernel.held or ()) if kernel else (),
+        tuple(kernel.sm_intervals or ()) if kernel else (),
         copy.engine if copy else None,
         copy.cost.nbytes if copy else None,
         kernel.launch_config if kernel else None,

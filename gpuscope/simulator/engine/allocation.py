@@ -295,8 +295,8 @@ def computed(
             None if isinstance(source, SimArray) else np.array(source) for source in sources
         ]
 
-        def values(*others: Array) -> Array:
-            rest = iter(others)
+        def values(*arrays: Array) -> Array:
+            rest = iter(arrays)
             return compute(*(next(rest) if value is None else value for value in host_values))
 
         if isinstance(destination, SimArray):
@@ -304,8 +304,8 @@ def computed(
         bound = [(source, source.buffer.version) for source in on_device]
 
         def commit() -> None:
-            made = values(*(source.view_of(version.value()) for source, version in bound))
-            np.copyto(destination, fitted(made, destination.shape, destination.dtype))
+            result = values(*(source.view_of(version.value()) for source, version in bound))
+            np.copyto(destination, fitted(result, destination.shape, destination.dtype))
 
         return commit
 

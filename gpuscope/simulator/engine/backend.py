@@ -64,7 +64,7 @@ class SimBackend(SimMemory):
     def make_partitions(self, planned: Sequence[PlannedPartition]) -> list[GrantedPartition]:
         """Make partitions; their SM ids are those of the virtual SMs."""
         with self._lock:
-            made = []
+            granted = []
             for partition in planned:
                 self._pay(self._cost["create_partition_call_ns"])
                 mask, context = self.layout.sm_mask(partition.parts), next(self._contexts)
@@ -72,8 +72,8 @@ class SimBackend(SimMemory):
                 outside = self.layout.remainder_sm_count * (REMAINDER in partition.parts)
                 target = sm_count_to_tell(len(ids), len(ids) - outside)
                 raw = SimPartition(mask, context)
-                made.append(GrantedPartition(raw, len(ids), ids, context, target))
-            return made
+                granted.append(GrantedPartition(raw, len(ids), ids, context, target))
+            return granted
 
     # -- streams ----------------------------------------------------------------------
     def make_stream(

@@ -353,8 +353,8 @@ class Engine:
         if sms:
             self._released.append((sms, op))
             if self.sink is not None:
-                op.held = op.held or []
-                op.held.append((sms, since_ns, self.now_ns))
+                op.sm_intervals = op.sm_intervals or []
+                op.sm_intervals.append((sms, since_ns, self.now_ns))
         self.room.give(sms, op.needed)
 
     def _lasts(self, op: KernelOp, wave: Wave) -> bool:

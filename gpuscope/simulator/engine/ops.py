@@ -124,7 +124,7 @@ class WaveOp(Op):
 
     Attributes
     ----------
-    kept
+    cached_share
         Which share of what its cache held is still there.
     left
         How many blocks have not begun.
@@ -143,7 +143,7 @@ class WaveOp(Op):
 
     effect: Effect | None
     cost: KernelCost
-    kept: float = field(default=1.0, init=False)
+    cached_share: float = field(default=1.0, init=False)
     left: int = field(init=False)
     spare: int = field(default=0, init=False)
     power: int = field(default=0, init=False)
@@ -173,7 +173,7 @@ class KernelOp(WaveOp):
         The waves that its blocks are in, until they end; ``None`` before the first.
     released_by
         Who released the SMs that its first blocks got, where it waited for SMs.
-    held
+    sm_intervals
         Bit masks of SMs, and from when to when its blocks held these, where anybody watches.
     turn
         Its place among those that became ready at the same time.
@@ -192,7 +192,7 @@ class KernelOp(WaveOp):
     running: dict[object, None] | None = field(default=None, init=False)
     ready_ns: int = field(default=0, init=False)
     released_by: tuple[Release, ...] = field(default=(), init=False)
-    held: list[tuple[int, int, int]] | None = field(default=None, init=False)
+    sm_intervals: list[tuple[int, int, int]] | None = field(default=None, init=False)
     turn: int = field(default=0, init=False)
     needed: int = field(default=WHOLE, init=False)
 

@@ -134,7 +134,7 @@ class Sharing:
         self._drawn = (IDLE_POWER, 0, IDLE_POWER)  # power, of FULL: drawn at a time, and asked for
         self._kinds: dict[tuple[object, ...], int] = {}
         self._numbers = itertools.count()
-        self._known: dict[object, tuple[float, tuple[float, ...]]] = {}
+        self._solutions: dict[object, tuple[float, tuple[float, ...]]] = {}
         self._brought = 0.0  # bytes that work which is over brought into the cache
 
     @property
@@ -177,8 +177,8 @@ class Sharing:
         cost = op.cost
         if cost.cold_nbytes or cost.cold:
             brought = self._brought_by(now_ns)
-            op.kept = self._memory.kept(brought - op.stream.brought.get(op.name, brought))
-        asking = cost, op.kept, op.kind, _at_once(op)
+            op.cached_share = self._memory.kept(brought - op.stream.brought.get(op.name, brought))
+        asking = cost, op.cached_share, op.kind, _at_once(op)
         op.asks = self._kinds.get(asking, -1)
         if op.asks < 0:
             if len(self._kinds) > _KNOWN:
@@ -187,7 +187,7 @@ class Sharing:
 
     def end(self, op: WaveOp, now_ns: int) -> None:
         """Note that an operation is over."""
-        self._brought += moved(op.cost, op.kept)
+        self._brought += moved(op.cost, op.cached_share)
         if op.cost.cold_nbytes or op.cost.cold:
             op.stream.brought[op.name] = self._brought_by(now_ns)
 
@@ -203,7 +203,7 @@ class Sharing:
             share = (work - (now_ns - since_ns) * speed) / (op.cost.block_ns * FULL)
             left[op] = left.get(op, op.left + op.spare) + wave.count * share
         for op, pieces in left.items():
-            brought += moved(op.cost, op.kept) * (1 - pieces / op.pieces)
+            brought += moved(op.cost, op.cached_share) * (1 - pieces / op.pieces)
         return brought
 
     def share(self, now_ns: int) -> Sequence[Wave]:
@@ -214,11 +214,11 @@ class Sharing:
             self.memory, self._slowed = 0.0, False
             return ()
         alike = tuple(self._running.values())
-        solution = self._known.get(alike)
+        solution = self._solutions.get(alike)
         if solution is None:
-            if len(self._known) > _KNOWN:
-                self._known.clear()
-            solution = self._known[alike] = self._solved()
+            if len(self._solutions) > _KNOWN:
+                self._solutions.clear()
+            solution = self._solutions[alike] = self._solved()
         self.memory, paces = solution
         crowded = _crowded(self._crowding) if len(self._crowding) > 1 else {}
         if not (paces or self._slowed or crowded or clock < FULL):
@@ -265,11 +265,11 @@ class Sharing:
         if memory is None:
             return 0.0, ()
         demands = [
-            memory.demand(op.cost, op.kept, count, self._sm_share(op, count))
+            memory.demand(op.cost, op.cached_share, count, self._sm_share(op, count))
             for op, (_, count) in running.items()
         ]
         asked = math.fsum(demand.rate for demand in demands)  # in whatever order
-        if len(running) <= 1 and all(op.kept == 1.0 for op in running):
+        if len(running) <= 1 and all(op.cached_share == 1.0 for op in running):
             return asked, (1 / asked,) if asked > 1 else ()  # as alone, if the memory can do that
         return asked, tuple(
             [

@@ -84,9 +84,11 @@ def _taken(work: ReplayedWork) -> float:
     return min(1.0, launch.blocks / (launch.occupancy * work.sm_count))
 
 
-def _without(work: ReplayedWork, others: Iterable[ReplayedWork]) -> float:
+def _without(work: ReplayedWork, neighbours: Iterable[ReplayedWork]) -> float:
     """Return how long it would have taken alone: who began earlier had the SMs it could fill."""
-    earlier = [other for other in others if (other.start_ns, other.id) < (work.start_ns, work.id)]
+    earlier = [
+        other for other in neighbours if (other.start_ns, other.id) < (work.start_ns, work.id)
+    ]
     cuts = sorted(
         {work.start_ns, work.end_ns}
         | {other.end_ns for other in earlier if other.end_ns < work.end_ns}

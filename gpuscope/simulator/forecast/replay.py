@@ -131,7 +131,7 @@ class Replay:
         self.before: dict[ReplayedWork, ReplayedWork] = {}
         self.then: dict[ReplayedWork, ReplayedWork] = {}
         self.queued: set[ReplayedWork] = set()
-        self.held: dict[ReplayedWork, int] = {}
+        self.ready_ns: dict[ReplayedWork, int] = {}
         self.waits = waits([*program.works, *program.copies])
         queues: dict[SimStream, list[ReplayedWork]] = defaultdict(list)
         for work, op in self.ops.items():
@@ -254,8 +254,8 @@ class Replay:
             times_ns[work] = op.start_ns, op.done_ns
         return times_ns
 
-    def _note(self, one: ServedRound, request: Request) -> None:
-        self.answered[one.rows[request.number]] = request
+    def _note(self, served: ServedRound, request: Request) -> None:
+        self.answered[served.rows[request.number]] = request
 
     def _thread(self, places: list[int]) -> Iterator[int]:
         """Make a thread's calls; yields when it goes on, or ``_WAITS`` until the engine moved."""
@@ -267,14 +267,14 @@ class Replay:
         return time_ns if time_ns > _PAUSE_NS else round(time_ns * self.host[call.thread])
 
     def _begun(
-        self, place: int, ready_ns: int, lags_ns: tuple[int, ...] | None = None
+        self, index: int, ready_ns: int, lags_ns: tuple[int, ...] | None = None
     ) -> Generator[int, None, int]:
         """Wait until the host begins a call; returns when.
 
         It launches one thing at a time: who waits for it lets go first what came first in the
         recording, unless that is later now.
         """
-        call = self.program.calls[place]
+        call = self.program.calls[index]
         *others_ns, last_ns = call.lags_ns if lags_ns is None else lags_ns
         if self.busy_ns[call.host][0] >= ready_ns:  # one has just gone first
             others_ns = others_ns[1:]
@@ -287,21 +287,21 @@ class Replay:
                 break
         return now_ns
 
-    def _serve(self, one: ServedRound, feed: Feed, turns: Sequence[list[int]]) -> Iterator[int]:
+    def _serve(self, served: ServedRound, feed: Feed, turns: Sequence[list[int]]) -> Iterator[int]:
         """Make a workload's calls as requests need them."""
-        while one.follows is not None and not self.servings[one.follows].decode.over:
+        while served.follows is not None and not self.servings[served.follows].decode.over:
             yield _WAITS
-        now_ns = max(one.begin_ns, self.engine.now_ns)
-        if one not in self.begun:
-            self.begun.add(one)
-            self.servings[one].begin(now_ns)
+        now_ns = max(served.begin_ns, self.engine.now_ns)
+        if served not in self.begun:
+            self.begun.add(served)
+            self.servings[served].begin(now_ns)
         for turn in turns:
             while (due_ns := feed.due_ns) is None and not feed.over:
                 yield _WAITS
             if due_ns is None:
                 return
             now_ns = max(now_ns, due_ns, self.engine.now_ns)
-            lags_ns = one.lags_ns.get(turn[0])
+            lags_ns = served.lags_ns.get(turn[0])
             now_ns = yield from self._begun(turn[0], now_ns, lags_ns)
             feed.take()
             now_ns = yield from self._make(turn, now_ns)
@@ -347,9 +347,9 @@ class Replay:
             before = call
         return now_ns
 
-    def _reached(self, place: int, before: HostCall, now_ns: int) -> Generator[int, None, int]:
+    def _reached(self, index: int, before: HostCall, now_ns: int) -> Generator[int, None, int]:
         """Wait until the host begins the call after one, or sees done what it looks for."""
-        call = self.program.calls[place]
+        call = self.program.calls[index]
         if before.round < call.round:
             number = call.host, before.round
             while self.left[number]:
@@ -358,7 +358,7 @@ class Replay:
         for work in call.waits_for if call.looks else ():
             now_ns = yield from self._done(work, now_ns)
         ready_ns = max(now_ns, call.start_ns) if call.paced else now_ns
-        return (yield from self._begun(place, ready_ns))
+        return (yield from self._begun(index, ready_ns))
 
     def _done(self, work: ReplayedWork, now_ns: int) -> Generator[int, None, int]:
         """Wait until work is done."""
@@ -370,12 +370,12 @@ class Replay:
     def _submit(self, work: ReplayedWork, now_ns: int) -> None:
         """Queue work once what is before it in its lane is queued, and what was held for it."""
         if work in self.before and self.before[work] not in self.queued:
-            self.held[work] = now_ns
+            self.ready_ns[work] = now_ns
             return
         at: ReplayedWork | None = work
         while at is not None:
             op = self.ops[at]
-            now_ns = self.held.pop(at, now_ns)
+            now_ns = self.ready_ns.pop(at, now_ns)
             for other in self.waits.get(at, ()):
                 self.engine.submit(StreamWait(op.stream, now_ns, 0, self.ops[other]))
             if at.call in self.graphs:
@@ -388,4 +388,4 @@ class Replay:
             self.engine.submit(op)
             self.queued.add(at)
             then = self.then.get(at)
-            at = then if then is not None and (then.call is None or then in self.held) else None
+            at = then if then is not None and (then.call is None or then in self.ready_ns) else None

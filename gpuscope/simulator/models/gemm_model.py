@@ -231,8 +231,8 @@ class GemmLibrary:
         capped: bool = True,
     ) -> Array:
         """Return how long kernels of this kind take: see :func:`durations`."""
-        given = self.kernels.times, kernels, shape, self.item, sm_count
-        return durations(*given, believed=believed, layout=self.layout, capped=capped)
+        inputs = self.kernels.times, kernels, shape, self.item, sm_count
+        return durations(*inputs, believed=believed, layout=self.layout, capped=capped)
 
     def timed(
         self, kernels: Kernels, shape: tuple[int, int, int], sm_count: int, believed: int
@@ -241,9 +241,9 @@ class GemmLibrary:
 
         The last is of its time after the launch, by which moving its operands bounds it.
         """
-        given = self.kernels.times, kernels, shape, self.item, sm_count
+        inputs = self.kernels.times, kernels, shape, self.item, sm_count
         us, idle_us = (
-            float(durations(*given, believed=believed, layout=self.layout, idle=idle)[0])
+            float(durations(*inputs, believed=believed, layout=self.layout, idle=idle)[0])
             for idle in (False, True)
         )
         m, n, k = shape

@@ -351,14 +351,14 @@ class RecordedKernel:
         return replace(self, scale=self.scale * factor)
 
 
-def _rounds(each: float, grid: int, sm_count: int) -> float:
+def _rounds(tiles_per_block: float, grid: int, sm_count: int) -> float:
     """Return how many tiles one after the other a persistent grid takes.
 
     Its blocks start with a tile of their own and fetch the others. Blocks that find no SM start
     when the others have fetched all tiles, and do their own.
     """
     if sm_count >= grid:
-        return each
-    late, tiles = grid - sm_count, 0.98 * each * grid
+        return tiles_per_block
+    late, tiles = grid - sm_count, 0.98 * tiles_per_block * grid
     fetched = max(tiles - late, float(sm_count))
     return math.ceil(fetched / sm_count - 0.02) + math.ceil(late / sm_count - 0.02)

@@ -45,19 +45,19 @@ class LoadedMemory(NamedTuple):
         """Return which share of what work left in the cache others' bytes have not replaced."""
         return max(0.0, 1 - brought / self.cache_bytes) if self.cache_bytes else 1.0
 
-    def demand(self, work: KernelCost, kept: float, count: int, sm_share: float) -> Demand:
+    def demand(self, work: KernelCost, cached_share: float, count: int, sm_share: float) -> Demand:
         """Return what blocks ask of the memory.
 
         Parameters
         ----------
-        kept
+        cached_share
             Which share of what it left in the cache is still there.
         count
             How many run.
         sm_share
             Of all SMs, those that they hold.
         """
-        rate = moved(work, kept) * count / (work.busy_ns * self.bytes_per_us / 1000)
+        rate = moved(work, cached_share) * count / (work.busy_ns * self.bytes_per_us / 1000)
         exposure, idle = work.exposure, work.idle
         if not idle:
             exposure = max(exposure, min(1.0, rate))
@@ -69,20 +69,20 @@ class LoadedMemory(NamedTuple):
             exposure,
             idle,
             met,
-            cold=1 + (1 - kept) * work.cold,
+            cold=1 + (1 - cached_share) * work.cold,
             launching=min(1.0, blocks_per_us / BLOCKS_PER_US),
         )
 
 
-def moved(work: KernelCost, kept: float) -> float:
+def moved(work: KernelCost, cached_share: float) -> float:
     """Return the bytes that come into the cache while work runs.
 
     Parameters
     ----------
-    kept
+    cached_share
         Which share of what it left there is still in the cache.
     """
-    return work.nbytes + work.traffic + (1 - kept) * max(0, work.cold_nbytes - work.nbytes)
+    return work.nbytes + work.traffic + (1 - cached_share) * max(0, work.cold_nbytes - work.nbytes)
 
 
 class Demand(NamedTuple):

@@ -47,13 +47,13 @@ def compose_frame(snapshot: Snapshot, before: DrawnFrame | None) -> DrawnFrame:
     frame.overlays.update(_overlays(drawn))
     layout["xaxis.range"] = [_on_axis(snapshot, edge) for edge in snapshot.window_ns]
     layout["images"] = []
-    if snapshot.held is not None:
+    if snapshot.sm_index is not None:
         # Columns of two pixels: half the work, and nobody sees it.
-        cells = snapshot.held.cells(fetched, max(1, pixels // 2))
-        owners = snapshot.held.blocks.colours(snapshot.colours)
+        cells = snapshot.sm_index.cells(fetched, max(1, pixels // 2))
+        owners = snapshot.sm_index.blocks.colours(snapshot.colours)
         layout["images"].append(sm_image(cells, owners, snapshot.zero_ns, 1e3))
     old = None if before is None else before.snapshot
-    divided = (old is None or old.held is None) != (snapshot.held is None)
+    divided = (old is None or old.sm_index is None) != (snapshot.sm_index is None)
     if divided:
         _divide(frame, snapshot)
     if divided or old is None or old.places is not snapshot.places:
@@ -75,9 +75,9 @@ def _legend(snapshot: Snapshot, page: Properties) -> Legend:
     legend = {}
     tracks, rows = snapshot.tracks, snapshot.places.tracks
     shown = {number for track in rows if not track.folded for number in track.numbers}
-    there = {bar_class for track, bar_class in tracks.groups if track in shown}
+    shown_classes = {bar_class for track, bar_class in tracks.groups if track in shown}
     for at, bar_class in enumerate(tiles.classes_of(snapshot)):
-        if bar_class not in there:
+        if bar_class not in shown_classes:
             continue
         how = look(snapshot.tracks, bar_class, snapshot.colours, snapshot.theme.outlined)
         legend[bar_class] = {**plotly_parts.bar_look(how, "µs"), "meta": at}
@@ -178,13 +178,13 @@ def _tracks(snapshot: Snapshot) -> Properties:
 
 def _divide(frame: Frame, snapshot: Snapshot) -> None:
     """Give the SMs the lower part of the plot, or the tracks all of it."""
-    frame.overlays["sms"] = {"visible": snapshot.held is not None}
-    if snapshot.held is None:
+    frame.overlays["sms"] = {"visible": snapshot.sm_index is not None}
+    if snapshot.sm_index is None:
         whole = {"yaxis.domain": [0, 1], "xaxis.anchor": "y", "yaxis2.visible": False}
         frame.layout.update(whole)
         return
     share = snapshot.sms_px / snapshot.plot_px
-    axis = sm_axis(snapshot.held.blocks.height, snapshot.sms_px)
+    axis = sm_axis(snapshot.sm_index.blocks.height, snapshot.sms_px)
     axis |= {"domain": [0, share - 0.05], "automargin": False, "visible": True}
     frame.layout.update({"yaxis.domain": [share, 1], "xaxis.anchor": "y2", "yaxis2": axis})
 

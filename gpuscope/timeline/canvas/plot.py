@@ -56,8 +56,8 @@ def _bars_first(script: str) -> str:
     call = re.search(r"([\w$]+)\.register\(\[([\w$]+)\(\),((?:[\w$]+\(\),?)+)\]\)", tail)
     if call is None or not re.search(rf'{re.escape(call[2])}=\w+\({{"lib/bar\.js"', head):
         return script
-    others = call[3].replace("()", "")
-    instead = f"{call[1]}.register([{call[2]}()]),{_LATER}({call[1]},[{others}])"
+    other_kinds = call[3].replace("()", "")
+    instead = f"{call[1]}.register([{call[2]}()]),{_LATER}({call[1]},[{other_kinds}])"
     return head + marker + tail[: call.start()] + instead + tail[call.end() :]
 
 
@@ -264,11 +264,11 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
             self._slots.clear()
 
 
-def _put(held: Properties, layout: Properties) -> None:
+def _put(properties: Properties, layout: Properties) -> None:
     """Set properties of a layout, dots in the names."""
     for path, value in layout.items():
         *parents, name = path.split(".")
-        inner = held
+        inner = properties
         for parent in parents:
             inner = inner.setdefault(parent, {})
         inner[name] = value

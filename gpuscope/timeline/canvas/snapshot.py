@@ -80,7 +80,7 @@ class Snapshot:
     links: tuple[tuple[int, int], ...]
     marks: tuple[int, ...]
     heading: tuple[str, ...]
-    held: HeldIndex | None
+    sm_index: HeldIndex | None
     lanes: Array | None
     """Row → line inside its track; ``None`` while rows still come."""
     version: int
@@ -94,7 +94,7 @@ class Snapshot:
     @property
     def sms_px(self) -> float:
         """Px of the plot for the SMs."""
-        return min(SM_HEIGHT, self.plot_px / 2) if self.held is not None else 0
+        return min(SM_HEIGHT, self.plot_px / 2) if self.sm_index is not None else 0
 
     @property
     def height(self) -> float:
@@ -103,10 +103,10 @@ class Snapshot:
 
     def is_like(self, other: Snapshot) -> bool:
         """Whether the frame would be the same."""
-        by_identity = ("tracks", "places", "theme", "held", "lanes")
-        others = vars(other)
+        by_identity = ("tracks", "places", "theme", "sm_index", "lanes")
+        other_values = vars(other)
         return all(
-            value is others[name] if name in by_identity else value == others[name]
+            value is other_values[name] if name in by_identity else value == other_values[name]
             for name, value in vars(self).items()
         )
 

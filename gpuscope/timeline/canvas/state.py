@@ -80,7 +80,7 @@ class TimelineState:
         self.zero_ns = min(began_ns, self.extent_ns[0])
         self.has_blocks = "block" in self.tracks.elsewhere()
         self._blocks_of = trace
-        self._held: HeldIndex | None = None
+        self._sm_index: HeldIndex | None = None
         self._lanes: Array | None = lanes_of(self.tracks)
         self._version = next(_versions)
         if self._shows_sms:
@@ -115,9 +115,9 @@ class TimelineState:
     def show_sms(self, *, shown: bool) -> None:
         """Show the SMs below the tracks, or not; where there are no blocks, nothing changes."""
         self._shows_sms = shown
-        if shown and self._held is None:
+        if shown and self._sm_index is None:
             with suppress(MissingEvidence):  # none of the blocks has ended, or names its SM
-                self._held = HeldIndex(Blocks(self._blocks_of, None))
+                self._sm_index = HeldIndex(Blocks(self._blocks_of, None))
 
     # -- tracks -----------------------------------------------------------------------
     def hide(self, hidden: Sequence[str]) -> None:
@@ -294,7 +294,7 @@ class TimelineState:
             links=self._links,
             marks=self.marks,
             heading=self._heading,
-            held=self._held if self._shows_sms else None,
+            sm_index=self._sm_index if self._shows_sms else None,
             lanes=self._lanes,
             version=self._version,
         )
@@ -304,7 +304,7 @@ def _live_heading(tracks: Tracks) -> tuple[str, ...]:
     """Return title and provenance while rows still come; how uncertain they are is said later."""
     sources = tracks.coded["source"].values[1:]
     rows = range(len(sources))
-    known = Trace.from_columns(
+    trace = Trace.from_columns(
         {
             "id": list(rows),
             "kind": ["kernel" for _ in rows],
@@ -314,7 +314,7 @@ def _live_heading(tracks: Tracks) -> tuple[str, ...]:
         },
         metadata=tracks.names.metadata,
     )
-    return f"Timeline, live{title_suffix([known])}", *provenance_of(known.provenance)
+    return f"Timeline, live{title_suffix([trace])}", *provenance_of(trace.provenance)
 
 
 class TextSearch:

@@ -78,10 +78,10 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
     number = {bar_class: at for at, bar_class in enumerate(classes_of(snapshot))}
     of_group = [number[bar_class] for _, bar_class in tracks.groups]
     lines, tail = tails(scene)
-    there = np.flatnonzero(columns.is_there.any(axis=1))
+    shown_groups = np.flatnonzero(columns.is_there.any(axis=1))
     groups = [[at, of_group[group]] for at, row in enumerate(columns.rows) for group in row.groups]
-    busy = columns.busy_ns[there]
-    instants = np.nonzero((busy == 0) & (columns.begins[there] > 0))
+    busy = columns.busy_ns[shown_groups]
+    instants = np.nonzero((busy == 0) & (columns.begins[shown_groups] > 0))
     longest = int(np.diff(columns.edges).max())
     unit, bits = max(1, longest >> 31), 16 if longest < 2**16 else 32
     arrays = (
@@ -97,7 +97,7 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
         (scene.place, np.uint8),
         (scene.lanes, np.uint8),
     )
-    calls, held = _calls(snapshot, scene)
+    calls, call_data = _calls(snapshot, scene)
     data = b"".join(np.asarray(values).astype(kind).tobytes() for values, kind in arrays)
     data += bytes(-len(data) % 8)
     limit = min(_LONGEST, max(_SHORTEST, _NAMES // max(1, len(code))))
@@ -111,7 +111,7 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
         "unit": unit,
         "bits": bits,
         "instants": len(instants[0]),
-        "groups": [groups[at] for at in there.tolist()],
+        "groups": [groups[at] for at in shown_groups.tolist()],
         "spans": [float(zoom) if np.isfinite(zoom) else None for zoom in scene.spans_from],
         "marks": [
             [row, column, what, mark_text(what, count)]
@@ -121,7 +121,7 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
         "names": [clean(values[at], limit) for at in code.tolist()],
         "tails": lines,
         "calls": {**calls, "at": len(data)},
-        "data": data + held,
+        "data": data + call_data,
     }
 
 

@@ -60,7 +60,7 @@ def test_a_range_tells_what_its_rows_say(trace, begin, end):
             if intended is not None:
                 count, out = kept.get(intended, (0, 0))
                 kept[intended] = count + 1, out + (intended != row["partition"])
-    assert found.kept == kept
+    assert found.escapes == kept
 
     calls = tracks.calls
     inside = [

@@ -92,7 +92,7 @@ def test_frames_come_and_the_trace_is_whole(world, timeline):
         until(lambda: seen(timeline) >= 82, "the next is not shown")
         assert timeline.window_ns[1] - timeline.window_ns[0] < high - low
         assert len(timeline.state.tracks) == 0, "read here"
-        assert not recording._reading.kept.next, "rows are made when it has ended"
+        assert not recording._reading.kept_batches.next, "rows are made when it has ended"
     timeline.finish()
     assert timeline.wait(PATIENCE_S)
     assert recording.trace.metadata.complete

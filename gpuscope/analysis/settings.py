@@ -179,14 +179,14 @@ def has_own_sms(trace: Trace, workload: str) -> bool:
     return not any(_meet(trace, str(home), str(other)) for home in homes for other in other_homes)
 
 
-def _meet(trace: Trace, one: str, other: str) -> bool:
+def _meet(trace: Trace, partition: str, other: str) -> bool:
     """Whether two partitions have SMs in common, as far as the trace knows."""
-    first, second = trace.metadata.partition(one), trace.metadata.partition(other)
+    first, second = trace.metadata.partition(partition), trace.metadata.partition(other)
     is_one_device = first.device_key == second.device_key
     return (
-        one == other
+        partition == other
         or other in first.shares_with
-        or one in second.shares_with
+        or partition in second.shares_with
         or (is_one_device and not {*first.sm_ids}.isdisjoint(second.sm_ids))
     )
 

@@ -200,13 +200,13 @@ class Outlook:
             len(seen) and (seen.min(0) <= coordinates).all() and (coordinates <= seen.max(0)).all()
         )
 
-    def _steps(self, numbers: list[int], others: list[int]) -> Floats:
+    def _steps(self, numbers: list[int], other_numbers: list[int]) -> Floats:
         """Return how many steps of one parameter, or to another setting, are between settings."""
-        if any(number not in self.places for number in others):
-            return np.full((len(numbers), len(others)), np.inf)
+        if any(number not in self.places for number in other_numbers):
+            return np.full((len(numbers), len(other_numbers)), np.inf)
         (names, places), (other_names, other_places) = (
             zip(*(self.places[number] for number in every), strict=True)
-            for every in (numbers, others)
+            for every in (numbers, other_numbers)
         )
         apart = np.abs(np.array(places)[:, None, :] - np.array(other_places)[None, :, :]).sum(2)
         steps: Floats = apart + (np.array(names)[:, None] != np.array(other_names)[None, :])

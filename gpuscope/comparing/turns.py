@@ -32,7 +32,7 @@ class Conditions:
     sm_clock_mhz: float | None = None
     power_w: float | None = None
     slowed: tuple[str, ...] = ()
-    others: int = 0
+    other_processes: int = 0
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Turns:
     @property
     def others(self) -> int:
         """How many other processes had a context on the GPU, at most."""
-        every = [side.conditions.others for pair in self.pairs for side in pair]
+        every = [side.conditions.other_processes for pair in self.pairs for side in pair]
         return max(every, default=0)
 
 

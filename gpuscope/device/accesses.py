@@ -284,8 +284,8 @@ def of_launch(kernel: Kernel, args: KernelArgs) -> tuple[Operand, ...] | None:
         target = kernel.model.writes(args)
         reads, writes = [*kernel.model.reads(args)], [] if target is None else [target]
     named = {id(array) for array in (*reads, *writes)}
-    others = of_pointers(args, kernel.pointers[: len(args)], named)
-    return None if others is None else (*of_arrays(reads, writes), *others)
+    pointer_operands = of_pointers(args, kernel.pointers[: len(args)], named)
+    return None if pointer_operands is None else (*of_arrays(reads, writes), *pointer_operands)
 
 
 def of_pointers(
@@ -338,7 +338,9 @@ def of_copy(source: Untyped, destination: Untyped) -> tuple[Accessing, ...]:
     """Return what a copy reads and writes, without memory of the host that the GPU cannot see."""
     read_at, write_at = _AT.get(type(source)), _AT.get(type(destination))
     if read_at is None or write_at is None:
-        return of_arrays(*[[] if is_pageable(each) else [each] for each in (source, destination)])
+        return of_arrays(
+            *[[] if is_pageable(array) else [array] for array in (source, destination)]
+        )
     read, written = (read_at(source), source.strides), (write_at(destination), destination.strides)
     return (_Copied(source.shape, source.dtype.itemsize, *read, *written),)
 

@@ -334,7 +334,7 @@ class Activity:
         Nodes of the same launch that it followed; of a graph's launch, its node that ended last.
     released_by
         Of a kernel that waited for SMs: who released those that its first blocks got.
-    held
+    sm_occupancy
         Of a kernel: bit masks of SMs, and from when to when its blocks held these, each once.
     engine, nbytes
         Of a copy: the copy engine that carried it, and the bytes that it moved in device memory.
@@ -357,7 +357,7 @@ class Activity:
     context: int | None = None
     after: tuple[int, ...] = ()
     released_by: tuple[Release, ...] = ()
-    held: tuple[tuple[int, int, int], ...] = ()
+    sm_occupancy: tuple[tuple[int, int, int], ...] = ()
     engine: str | None = None
     nbytes: int | None = None
     launch_config: str | None = None

@@ -96,11 +96,11 @@ class Arena:
                 of_graph += self._captured.get(stream.graph, [])
                 if stream is not self._stream:
                     return of_graph
-            home, kept = self._stream, self._kept
+            home, memories = self._stream, self._kept
             self._kept, self._stream = [], None
         if stream is home:
-            return of_graph + kept
-        for memory in kept:
+            return of_graph + memories
+        for memory in memories:
             give_back(self._device, memory, home)
         return of_graph
 
@@ -126,9 +126,9 @@ class Arena:
         """Give back what is kept. Idempotent. Never raises: failures are logged."""
         with self._lock:
             self._closed = True
-            home, kept = self._stream, self._kept
+            home, memories = self._stream, self._kept
             self._kept, self._stream = [], None
-        for memory in kept:
+        for memory in memories:
             try:
                 give_back(self._device, memory, home)
             except Exception:  # noqa: BLE001 - who closes cannot help it

@@ -109,8 +109,8 @@ def watch(watcher: GuardWatcher) -> None:
 def unwatch(watcher: GuardWatcher) -> None:
     """Tell ``watcher`` no more."""
     with _slot.watching:
-        others = (other for other in _slot.watchers if other is not watcher)
-        vars(_slot)["watchers"] = tuple(others)
+        remaining = (other for other in _slot.watchers if other is not watcher)
+        vars(_slot)["watchers"] = tuple(remaining)
 
 
 def _running_task() -> Task | None:
@@ -158,11 +158,11 @@ def innermost_guard() -> CallerStreamGuard | None:
 
 def guards_of_threads() -> dict[int, CallerStreamGuard]:
     """Return the innermost guard entered outside any task of each thread that has one."""
-    known = set(_of_thread.every)  # first: a thread that begins now is in neither, or alive
-    for gone in known - set(map(number_of, threading.enumerate())):
+    threads = set(_of_thread.every)  # first: a thread that begins now is in neither, or alive
+    for gone in threads - set(map(number_of, threading.enumerate())):
         _of_thread.every.pop(gone, None)
-    kept = ((thread, values.get("guard")) for thread, values in list(_of_thread.every.items()))
-    return {thread: guard for thread, guard in kept if guard is not None}
+    guards = ((thread, values.get("guard")) for thread, values in list(_of_thread.every.items()))
+    return {thread: guard for thread, guard in guards if guard is not None}
 
 
 def thread_has_guard() -> bool:

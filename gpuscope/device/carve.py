@@ -212,7 +212,7 @@ def plan_carve(
     for name, (with_remainder, number) in split.items():
         parts[name] = (*quanta[:number], *([REMAINDER] if with_remainder else ()))
         quanta = quanta[number:]
-    used = {part for each in parts.values() for part in each}
+    used = {part for granted in parts.values() for part in granted}
     left = tuple(part for part in pool if part not in used)
     partitions = []
     for name, size in named.items():
@@ -224,10 +224,10 @@ def plan_carve(
                     + (f" not held by {', '.join(held)}" if held and not allow_shared else "")
                 )
             parts[name], left = left, ()
-        each = parts[name]
-        shared = tuple(other for other, theirs in held.items() if set(theirs) & set(each))
+        granted = parts[name]
+        shared = tuple(other for other, theirs in held.items() if set(theirs) & set(granted))
         partitions.append(
-            PlannedPartition(name, size.plain, layout.sm_count_of(each), each, shared)
+            PlannedPartition(name, size.plain, layout.sm_count_of(granted), granted, shared)
         )
     return CarvePlan(layout, tuple(partitions), layout.sm_count_of(left), left)
 

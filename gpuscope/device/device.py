@@ -111,8 +111,8 @@ class Device(Unique):
     @property
     def streams(self) -> tuple[Stream, ...]:
         """Its open streams, in order of creation."""
-        known = sorted(cast("list[Stream]", self.registry.streams), key=lambda stream: stream.id)
-        return tuple(stream for stream in known if not stream.closed)
+        streams = sorted(cast("list[Stream]", self.registry.streams), key=lambda stream: stream.id)
+        return tuple(stream for stream in streams if not stream.closed)
 
     @property
     def layout(self) -> SmLayout:
@@ -149,9 +149,9 @@ class Device(Unique):
             This device or driver cannot carve.
         """
         self.capabilities.require("partitions", feature="carving SMs into partitions")
-        layout, held = self.layout, self.registry.held_parts(without=instead_of)
+        layout, held_parts = self.layout, self.registry.held_parts(without=instead_of)
         plan = carve.plan_carve(
-            layout, sizes, rounding=rounding, held=held, allow_shared=allow_shared, keep=keep
+            layout, sizes, rounding=rounding, held=held_parts, allow_shared=allow_shared, keep=keep
         )
         self.backend.check_plan(plan)
         return plan
@@ -222,8 +222,8 @@ class Device(Unique):
                 )
             return stream
         handle = checked_handle(stream)
-        if (known := self.find_stream(handle)) is not None:
-            return known
+        if (existing := self.find_stream(handle)) is not None:
+            return existing
         raw = self.backend.borrow_stream(handle)
         return Stream(self, raw, handle, name=name or f"stream {handle:#x}", owned=False)
 

@@ -113,7 +113,7 @@ def element_type(dtype: object) -> ElementType:
     if name in DTYPES:
         return DTYPES[name]
     shown = given(name if name else dtype)
-    names = [repr(known) for known in DTYPES]
+    names = [repr(supported) for supported in DTYPES]
     raise InvalidOperand(
         f"dtype should be {', '.join(names[:-1])} or {names[-1]}, but found {shown}."
         f"{did_you_mean(name)}"

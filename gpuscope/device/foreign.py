@@ -110,12 +110,12 @@ def _context_of(partition: ForeignPartition) -> tuple[int, int, int]:
         return (*foreign.of_context(int(partition.handle)), 0)
     is_context = isinstance(partition, TorchGreenContext)
     handle = _handle(cast("TorchGreenContext", partition).Stream() if is_context else partition)
-    there = foreign.of_stream(handle)
-    if there is None:
+    green_context = foreign.of_stream(handle)
+    if green_context is None:
         raise InvalidArgument(
             "partition is a stream of no green context: give a GreenContext, or a stream of one"
         )
-    return (*there, 0 if is_context else handle)
+    return (*green_context, 0 if is_context else handle)
 
 
 def _handle(stream: HasCudaStream | int | Untyped) -> int:

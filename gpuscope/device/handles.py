@@ -162,10 +162,10 @@ def _bind_cupy(stream: Untyped, cupy: Untyped) -> BoundLibrary | None:
 
 
 def _bind_torch(stream: Untyped, torch: Untyped) -> BoundLibrary | None:
-    known = getattr(stream, "torch_stream", None) or _know_to_torch(stream, torch)
-    if known is None:
+    selection = getattr(stream, "torch_stream", None) or _know_to_torch(stream, torch)
+    if selection is None:
         return None
-    ours, index = known
+    ours, index = selection
     device, current, select, _ = _torch_calls(torch)
     home = device()
     before = current(home)
@@ -192,10 +192,10 @@ def _know_to_torch(stream: Untyped, torch: Untyped) -> tuple[_Key, int | None] |
     index = _cuda_index(stream)
     if index == -1:
         return None
-    known = _torch_calls(torch)[3](cuda.ExternalStream(raw_handle(stream), device=index)), index
+    selection = _torch_calls(torch)[3](cuda.ExternalStream(raw_handle(stream), device=index)), index
     if index is not None:  # a stream of ours: made once
-        stream.torch_stream = known
-    return known
+        stream.torch_stream = selection
+    return selection
 
 
 _Key: TypeAlias = tuple[object, ...]

@@ -68,7 +68,7 @@ def _together(shared: list[Shared]) -> Iterator[list[Shared]]:
 
 def _between(pairs: Sequence[tuple[Access, Access]], low: int, high: int) -> tuple[int, int]:
     """Return the first and the number of common bytes of a range over which all rows go on."""
-    if any(not (one.step or other.step) for one, other in pairs):
+    if any(not (access.step or other.step) for access, other in pairs):
         return low, high - low
     # What they share comes back after so many bytes.
     period = math.lcm(*[access.step or 1 for pair in pairs for access in pair])

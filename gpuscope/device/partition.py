@@ -226,9 +226,9 @@ class Partitions(Closing, Mapping[str, Partition]):
         """
         with self.device.registry.carving:
             if self._remainder is None and self.plan.remainder_parts and not self.closed:
-                held = self.device.registry.held_parts()
+                held_parts = self.device.registry.held_parts()
                 left = self.plan.remainder_parts
-                takers = [name for name, parts in held.items() if set(parts) & set(left)]
+                takers = [name for name, parts in held_parts.items() if set(parts) & set(left)]
                 if takers:
                     raise InvalidPartition(
                         f"the SMs that this carving left over are now in {', '.join(takers)}: "
@@ -282,6 +282,6 @@ def sm_ranges(ids: tuple[int, ...]) -> str:
     """Write sorted ids as ranges: 0–7, 12."""
     words = []
     for _, group in itertools.groupby(enumerate(ids), key=lambda pair: pair[1] - pair[0]):
-        first, *others = [sm for _, sm in group]
-        words.append(f"{first}–{others[-1]}" if others else str(first))
+        first, *following = [sm for _, sm in group]
+        words.append(f"{first}–{following[-1]}" if following else str(first))
     return ", ".join(words)

@@ -113,10 +113,10 @@ class Meeting:
         with self._changed:
             collective = self._collectives.setdefault(key, _Collective())
             collective.begun[rank] = begun
-            for other, there in collective.begun.items():
-                if there.what != begun.what and not self._failure:
+            for peer, earlier in collective.begun.items():
+                if earlier.what != begun.what and not self._failure:
                     self._failure = (
-                        f"collective {key[1]} of group {key[0]!r} is {there.what} on rank {other} "
+                        f"collective {key[1]} of group {key[0]!r} is {earlier.what} on rank {peer} "
                         f"and {begun.what} on rank {rank}: let every rank launch the same "
                         "collectives in the same order"
                     )
@@ -156,10 +156,10 @@ class Meeting:
         begun, done = self._collectives[key].begun, self._collectives[key].done
         start_ns, work_ns = 0, 0
         for rank, clock_ns in self._clocks.items():
-            there = begun.get(rank)
-            start_ns = max(start_ns, clock_ns if there is None else there.start_ns)
-            if there is not None:
-                least_ns = max(there.work_ns, clock_ns - there.start_ns + 1)
+            rank_begun = begun.get(rank)
+            start_ns = max(start_ns, clock_ns if rank_begun is None else rank_begun.start_ns)
+            if rank_begun is not None:
+                least_ns = max(rank_begun.work_ns, clock_ns - rank_begun.start_ns + 1)
                 work_ns = max(work_ns, done.get(rank, least_ns))
         return start_ns + work_ns
 
@@ -279,7 +279,7 @@ class Ranks:
         Of this one, from 0.
     world_size
         How many there are.
-    place
+    meeting
         Where simulated GPUs meet; ``None`` in a program that gpuscope did not start.
     groups
         How many groups of each name were made.
@@ -287,7 +287,7 @@ class Ranks:
 
     rank: int
     world_size: int
-    place: Place | None = None
+    meeting: Place | None = None
     groups: Counter[str] = field(default_factory=Counter, compare=False, repr=False)
 
     def new_group(self, name: str) -> str:

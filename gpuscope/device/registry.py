@@ -22,7 +22,7 @@ _numbers = itertools.count(1)
 
 def alive(registry: WeakValueDictionary[int, _T]) -> list[_T]:
     """Return what a registry holds now, whatever other threads and the collector do to it."""
-    return [item for kept in registry.valuerefs() if (item := kept()) is not None]
+    return [item for reference in registry.valuerefs() if (item := reference()) is not None]
 
 
 class Borrower(Protocol):
@@ -139,9 +139,9 @@ class Registry:
 
     def held_parts(self, *, without: Collection[PartitionView] = ()) -> dict[str, tuple[int, ...]]:
         """Name → parts of the live partitions, but for those in ``without``."""
-        held: dict[str, tuple[int, ...]] = {}
+        parts_of_name: dict[str, tuple[int, ...]] = {}
         for part in self.partitions:
             if part not in without:
-                again = f" (context {part.context})" if part.name in held else ""
-                held[part.name + again] = part.parts
-        return held
+                again = f" (context {part.context})" if part.name in parts_of_name else ""
+                parts_of_name[part.name + again] = part.parts
+        return parts_of_name

@@ -276,12 +276,12 @@ class WorkloadContext(Unique):
         handle = raw_handle(stream)
         if handle == of_call.handle:
             return of_call
-        known = self._known.get(handle)
-        if known is None or known.closed:
+        stream_of_handle = self._known.get(handle)
+        if stream_of_handle is None or stream_of_handle.closed:
             self._known.pop(handle, None)
-            if (known := self.device.find_stream(handle)) is not None:
-                self._known[handle] = known
-        return known
+            if (stream_of_handle := self.device.find_stream(handle)) is not None:
+                self._known[handle] = stream_of_handle
+        return stream_of_handle
 
     def _take(self, size: int) -> Memory:
         """Take memory of the call's own stream: what is spare, else from the device."""

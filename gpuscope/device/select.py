@@ -269,10 +269,10 @@ def _open_registered(
 
 
 def _unknown(spec: str) -> DeviceUnavailable:
-    others = "".join(f", '{name}:…'" for name in FAMILIES.names() if name != "sim")
+    other_families = "".join(f", '{name}:…'" for name in FAMILIES.names() if name != "sim")
     return DeviceUnavailable(
         f"unknown device {given(spec)}: use 'auto', 'cuda:N' (such as 'cuda:0'), 'sim:h200', "
-        f"'sim:h100'{others} or 'cpu'"
+        f"'sim:h100'{other_families} or 'cpu'"
     )
 
 

@@ -32,7 +32,7 @@ _LAYOUT = TrackLayout(
         Group.SM: ("device", "sm"),
         Group.COUNTER: ("process", "device"),
     },
-    others=Group.STREAM,
+    default_group=Group.STREAM,
 )
 
 

@@ -98,7 +98,7 @@ class FreedMemory(NamedTuple):
 
     Attributes
     ----------
-    others
+    awaited_queues
         Queues whose work by now its owner waits for before it gives it out.
     is_given
         Whether it was given out: what comes behind in the queue follows the place where it was
@@ -108,7 +108,7 @@ class FreedMemory(NamedTuple):
     start: int
     stop: int
     queue: Queue | None = None
-    others: tuple[Queue, ...] = ()
+    awaited_queues: tuple[Queue, ...] = ()
     is_given: bool = False
 
 

@@ -305,7 +305,7 @@ class Detector:
             START if note.queue is None else self._moments.get(note.queue, Moment({}, note.queue))
         )
         waited = START
-        for other in note.others:
+        for other in note.awaited_queues:
             waited = waited.joined(self._moments.get(other, START))
         done = Piece(waited, "", None)
         for cell in cells:

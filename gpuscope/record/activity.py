@@ -151,7 +151,7 @@ class ActivitySource(DeviceSource):
         shared |= {"parent": columns["id"], "kind": "block"}
         correlation = activity.correlation
         count = self._blocks.pop(correlation, 0)
-        for sms, start_ns, end_ns in activity.held:
+        for sms, start_ns, end_ns in activity.sm_occupancy:
             for sm in range(sms.bit_length()):
                 if sms >> sm & 1:
                     row = {**shared, "id": block_row(correlation, count), "sm": sm}

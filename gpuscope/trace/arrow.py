@@ -42,9 +42,11 @@ def _gathered(texts: Iterable[str | None]) -> pa.Array:
 
 def texts(values: Sequence[str | None]) -> pa.Array:
     """Return a dictionary column of texts that repeat: each distinct one is copied once."""
-    known: dict[str | None, int] = {}
-    codes = np.array([known.setdefault(value, len(known)) for value in values], np.int64)
-    return text_column(codes, [*known])
+    code_of_text: dict[str | None, int] = {}
+    codes = np.array(
+        [code_of_text.setdefault(value, len(code_of_text)) for value in values], np.int64
+    )
+    return text_column(codes, [*code_of_text])
 
 
 def constant(text: str, count: int) -> pa.Array:

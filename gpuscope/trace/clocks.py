@@ -117,11 +117,11 @@ def _roughly(bounds: Sequence[Bound], count: int, names: Sequence[str]) -> list[
     lines: dict[int, Line] = {0: Line()}
     left = list(bounds)
     while left and len(lines) < count:
-        known = [bound for bound in left if any(clock in lines for clock in bound.end_ns)]
+        anchored = [bound for bound in left if any(clock in lines for clock in bound.end_ns)]
         left = [bound for bound in left if not all(clock in lines for clock in bound.end_ns)]
-        if not known:
+        if not anchored:
             break
-        for bound in known:
+        for bound in anchored:
             base = next(clock for clock in bound.end_ns if clock in lines)
             end = bound.end_ns[base] + lines[base].offset_ns
             for clock, own_end in bound.end_ns.items():
@@ -147,19 +147,23 @@ def _constraints(
             columns = times.setdefault(clock, ([], [], []))
             for values, value in zip(columns, (number, begin, bound.end_ns[clock]), strict=True):
                 values.append(value)
-    known = {}
+    arrays_of_clock = {}
     for clock, columns in times.items():
         numbers, begins, ends = map(np.array, columns)
         begins, ends = begins + lines[clock].at(begins) - low, ends + lines[clock].at(ends) - low
-        known[clock] = numbers, begins.astype(float), ends.astype(float)
+        arrays_of_clock[clock] = numbers, begins.astype(float), ends.astype(float)
     rows = {}
-    for (clock, (numbers, _, ends)), (other, (others, begins, _)) in permutations(known.items(), 2):
-        _, here, there = np.intersect1d(numbers, others, return_indices=True)
-        if len(here):
-            most = ends[here] - begins[there]
+    for (clock, (numbers, _, ends)), (other, (other_numbers, begins, _)) in permutations(
+        arrays_of_clock.items(), 2
+    ):
+        _, positions, other_positions = np.intersect1d(numbers, other_numbers, return_indices=True)
+        if len(positions):
+            most = ends[positions] - begins[other_positions]
             # Meanwhile one may have gained on the other; times are whole ns.
             most += RATE * np.abs(most) + 1
-            rows[clock, other] = _lower_hull((ends[here] + begins[there]) / 2 / length, most)
+            rows[clock, other] = _lower_hull(
+                (ends[positions] + begins[other_positions]) / 2 / length, most
+            )
     return rows
 
 
@@ -243,15 +247,15 @@ def _feasible(above: Array, below: Array, least: float, most: float) -> Array:
     limits = np.r_[ahead, np.column_stack([below[:, 0] - 1, -below[:, 0], below[:, 1]])]
     for first, last, limit in limits:
         beyond = corners @ (first, last) - limit
-        kept = []
+        clipped = []
         for number, corner in enumerate(corners):
             after = (number + 1) % len(corners)
             if beyond[number] <= 0:
-                kept.append(corner)
+                clipped.append(corner)
             if (beyond[number] < 0 < beyond[after]) or (beyond[after] < 0 < beyond[number]):
                 share = beyond[number] / (beyond[number] - beyond[after])
-                kept.append(corner + share * (corners[after] - corner))
-        corners = np.array(kept)
+                clipped.append(corner + share * (corners[after] - corner))
+        corners = np.array(clipped)
         if not len(corners):
             break
     return corners

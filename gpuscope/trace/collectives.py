@@ -134,17 +134,17 @@ def parts(trace: Trace) -> tuple[list[RankPart], int]:
             in_sets.append(part(of_collective, facts, stream=False))
     rest = np.flatnonzero(nccl & ~taken & (ends >= 0))
     numbers: Counter[tuple[int, int, int]] = Counter()
-    others = int(np.count_nonzero(nccl & ~taken)) - len(rest)
+    unassigned = int(np.count_nonzero(nccl & ~taken)) - len(rest)
     for row in rest[np.lexsort((ids[rest], starts[rest]))].tolist():
         match = _NCCL.match(str(names[name[row]]))
         what = _KINDS.get(match[1]) if match else None
         if what is None:
-            others += 1
+            unassigned += 1
             continue
         at = int(process[row]), int(devices[row]), int(streams[row])
         in_sets.append(part([row], CollectiveFacts(what, numbers[at]), stream=True))
         numbers[at] += 1
-    return in_sets, others
+    return in_sets, unassigned
 
 
 def _of_handles(trace: Trace) -> list[tuple[CollectiveFacts, list[int]]]:
@@ -192,12 +192,12 @@ def matched(
             if part.stream is not None:
                 streams[part.stream].append(part)
                 continue
-            there = by_facts.setdefault((part.facts.group, part.facts.sequence), {})
-            if rank in there:
+            by_rank = by_facts.setdefault((part.facts.group, part.facts.sequence), {})
+            if rank in by_rank:
                 raise AlignmentError(
                     f"rank {rank} has {_named(part.facts)} twice: groups need different names"
                 )
-            there[rank] = part
+            by_rank[rank] = part
         by_stream[rank] = streams
     _check(by_facts, complete)
     ordered, notes = _of_streams(by_stream, clocks)
@@ -208,14 +208,14 @@ def matched(
 def _check(by_facts: Mapping[tuple[str, int], Parts], complete: Mapping[int, bool]) -> None:
     """Refuse collectives that ranks tell differently, and gaps."""
     sequences: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-    for (group, sequence), there in by_facts.items():
-        first = min(there)
-        for rank, part in there.items():
+    for (group, sequence), by_rank in by_facts.items():
+        first = min(by_rank)
+        for rank, part in by_rank.items():
             sequences[group][rank].add(sequence)
-            if part.facts != there[first].facts:
+            if part.facts != by_rank[first].facts:
                 raise AlignmentError(
-                    f"{_named(part.facts)} is of {there[first].facts.nbytes:,} bytes, "
-                    f"{there[first].facts.kind}, {there[first].facts.world_size} ranks on rank "
+                    f"{_named(part.facts)} is of {by_rank[first].facts.nbytes:,} bytes, "
+                    f"{by_rank[first].facts.kind}, {by_rank[first].facts.world_size} ranks on rank "
                     f"{first} but {part.facts.nbytes:,} bytes, {part.facts.kind}, "
                     f"{part.facts.world_size} ranks on rank {rank}: these are not traces of one run"
                 )
@@ -245,10 +245,10 @@ def _of_streams(
         return [], (
             f"NCCL's collectives were not matched: rank {lacking[0]} has none, others have",
         )
-    base, *others = with_any
+    base, *other_ranks = with_any
     notes: dict[str, None] = {}
     sets: dict[tuple[tuple[int, int], int], Parts] = {}
-    for rank in others:
+    for rank in other_ranks:
         is_same = clocks[base][0] == clocks[rank][0]
         apart_ns = clocks[base][1] + clocks[rank][1] if is_same else None
         shifts = {

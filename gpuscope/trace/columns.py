@@ -22,13 +22,13 @@ _FEW = 1 << 20
 
 def once(function: Callable[[Trace], _Result]) -> Callable[[Trace], _Result]:
     """Make a function of a trace remember its result for as long as the trace lives."""
-    known: WeakKeyDictionary[Trace, _Result] = WeakKeyDictionary()
+    results: WeakKeyDictionary[Trace, _Result] = WeakKeyDictionary()
 
     @wraps(function)
     def remembered(trace: Trace) -> _Result:
-        if trace not in known:
-            known[trace] = function(trace)
-        return known[trace]
+        if trace not in results:
+            results[trace] = function(trace)
+        return results[trace]
 
     return remembered
 
@@ -56,13 +56,13 @@ def linked_rows(edges: pa.Table, ids: Ints, *kinds: str) -> tuple[Ints, Ints]:
     ids
         Row → its id.
     """
-    code, known = codes(edges.column("kind"))
-    chosen = np.flatnonzero(np.array([kind in kinds for kind in known], bool)[code])
+    code, edge_kinds = codes(edges.column("kind"))
+    chosen = np.flatnonzero(np.array([kind in kinds for kind in edge_kinds], bool)[code])
     source, target = (
         match(np.asarray(edges.column(name), np.int64)[chosen], ids) for name in ("from", "to")
     )
-    there = (source >= 0) & (target >= 0)
-    return source[there], target[there]
+    is_present = (source >= 0) & (target >= 0)
+    return source[is_present], target[is_present]
 
 
 def launch_calls(trace: Trace) -> Ints:
@@ -83,8 +83,8 @@ def codes(column: pa.ChunkedArray) -> tuple[Ints, list[Any]]:
         return np.zeros(len(column), np.int64), [None]
     whole = column.unify_dictionaries().combine_chunks()
     coded = whole if pa.types.is_dictionary(whole.type) else pc.dictionary_encode(whole)
-    known = coded.indices.cast(pa.int64())
-    indices = np.asarray(known.fill_null(-1) if known.null_count else known) + 1
+    nullable = coded.indices.cast(pa.int64())
+    indices = np.asarray(nullable.fill_null(-1) if nullable.null_count else nullable) + 1
     values = [None, *coded.dictionary.to_pylist()]
     # A writer may have put a text into its dictionary twice.
     if len(distinct := dict.fromkeys(values)) < len(values):
@@ -128,5 +128,5 @@ def _dense(code: Ints, count: int) -> tuple[int, Ints]:
     if count > min(_FEW, 64 * len(code)):
         used, code = np.unique(code, return_inverse=True)
         return len(used), code
-    there = np.bincount(code, minlength=count) > 0
-    return int(there.sum()), (np.cumsum(there) - 1)[code]
+    is_used = np.bincount(code, minlength=count) > 0
+    return int(is_used.sum()), (np.cumsum(is_used) - 1)[code]

@@ -60,7 +60,9 @@ def summed(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
 
 def in_all(kinds: Sequence[Sequence[_V]]) -> tuple[_V, ...]:
     """Return what all have, in the order of the first."""
-    return tuple(kind for kind in next(iter(kinds), ()) if all(kind in others for others in kinds))
+    return tuple(
+        kind for kind in next(iter(kinds), ()) if all(kind in sequence for sequence in kinds)
+    )
 
 
 def _later(mappings: Sequence[Mapping[str, _V]]) -> dict[str, _V]:

@@ -105,8 +105,8 @@ def put_inside(trace: Trace, inside: Trace, *, clock_mhz: float | None = None) -
     rows = _matched([(blocks.names[at], begin[at], end[at]) for at in launches], kernels, clocks)
     of_launch = np.full(len(blocks.names), -1, np.int64)
     of_launch[launches] = rows
-    kept = np.flatnonzero(of_launch[blocks.launch] >= 0)
-    return _joined(trace, inside, blocks, of_launch, kept, starts, clocks, clock_mhz)
+    matched_blocks = np.flatnonzero(of_launch[blocks.launch] >= 0)
+    return _joined(trace, inside, blocks, of_launch, matched_blocks, starts, clocks, clock_mhz)
 
 
 @dataclass(frozen=True)
@@ -237,19 +237,21 @@ class _Kernels(NamedTuple):
 
 
 def _kernels(trace: Trace, names: set[str]) -> dict[str, _Kernels]:
-    code, known = codes(trace.spans.column("name"))
+    code, recorded_names = codes(trace.spans.column("name"))
     rows = rows_of(trace, "kernel")
     rows = rows[~is_open(trace)[rows]]
     starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
     rows = rows[np.argsort(starts[rows], kind="stable")]
-    there: dict[str, _Kernels] = {}
-    for number_of_name, name in enumerate(known):
+    kernels_of_name: dict[str, _Kernels] = {}
+    for number_of_name, name in enumerate(recorded_names):
         if name in names:
             of_name = rows[code[rows] == number_of_name]
             if len(of_name):
                 last = ends[of_name]
-                there[name] = _Kernels(of_name, starts[of_name], last, np.maximum.accumulate(last))
-    return there
+                kernels_of_name[name] = _Kernels(
+                    of_name, starts[of_name], last, np.maximum.accumulate(last)
+                )
+    return kernels_of_name
 
 
 def _matched(
@@ -268,10 +270,10 @@ def _matched(
         near = _NEAR_NS + clocks.residual_ns
         low = np.maximum(low, clocks.offset_ns - near)
         high = np.minimum(high, clocks.offset_ns + near)
-    there = np.flatnonzero(low <= high)
-    low, high = low[there], high[there]
-    at = [there]  # launch → candidate → position among the kernels of its name
-    previous = {name: there}
+    candidates = np.flatnonzero(low <= high)
+    low, high = low[candidates], high[candidates]
+    at = [candidates]  # launch → candidate → position among the kernels of its name
+    previous = {name: candidates}
     for name, start, end in launches[1:]:
         of_name = kernels[name]
         first = np.searchsorted(of_name.latest_ns, end + low - slack)
@@ -314,19 +316,19 @@ def _joined(
     inside: Trace,
     blocks: _Blocks,
     of_launch: Ints,
-    kept: Ints,
+    matched_blocks: Ints,
     starts: Ints,
     clocks: _Clocks,
     clock_mhz: float | None,
 ) -> Trace:
     """Return the recording with the blocks that are kept, and their scopes."""
     kernel = of_launch[blocks.launch]
-    low = int((trace.array("start_ns")[kernel] - starts)[kept].max())
-    after = (trace.array("end_ns", fill=0)[kernel] - starts)[kept]
-    derived = blocks.told_ns[kept] < 0
+    low = int((trace.array("start_ns")[kernel] - starts)[matched_blocks].max())
+    after = (trace.array("end_ns", fill=0)[kernel] - starts)[matched_blocks]
+    derived = blocks.told_ns[matched_blocks] < 0
 
     def latest(mhz: float) -> int:
-        return int((after - blocks.lasting(mhz)[kept]).min())
+        return int((after - blocks.lasting(mhz)[matched_blocks]).min())
 
     recorded = typical(trace.metadata.gpu_states)[0]
     if clock_mhz is None and recorded and latest(recorded) >= low:
@@ -335,14 +337,14 @@ def _joined(
     if clock_mhz is None and derived.any():
         # Blocks begin soon after their kernel: the bound by their ends is that of any clock.
         offset, residual = low, max(latest(_HIGHEST_MHZ) - low, 0)
-    fitting = (blocks.cycles[kept] * 1e3 / np.maximum(after - offset, 1))[derived]
+    fitting = (blocks.cycles[matched_blocks] * 1e3 / np.maximum(after - offset, 1))[derived]
     mhz = clock_mhz or min(max(blocks.mhz, float(fitting.max(initial=0))), _HIGHEST_MHZ)
     block_start = starts + offset
     parent = inside.array("parent", fill=-1)
     scopes = rows_of(inside, "scope")
     of_scope = match(parent[scopes], inside.array("id")[blocks.rows])
     is_kept = np.zeros(len(blocks.rows) + 1, bool)  # the last is that of no block
-    is_kept[kept] = True
+    is_kept[matched_blocks] = True
     chosen = is_kept[of_scope]
     scopes, of_scope = scopes[chosen], of_scope[chosen]
     scale = blocks.mhz / mhz
@@ -352,23 +354,23 @@ def _joined(
         )
         for name in ("start_ns", "end_ns")
     ]
-    rows = np.r_[blocks.rows[kept], scopes]
-    of_row = np.r_[kernel[kept], kernel[of_scope]]
+    rows = np.r_[blocks.rows[matched_blocks], scopes]
+    of_row = np.r_[kernel[matched_blocks], kernel[of_scope]]
     lasting = blocks.lasting(mhz)
     times = {
-        "start_ns": np.r_[block_start[kept], block_start[of_scope] + inner[0]],
-        "end_ns": np.r_[(block_start + lasting)[kept], block_start[of_scope] + inner[1]],
+        "start_ns": np.r_[block_start[matched_blocks], block_start[of_scope] + inner[0]],
+        "end_ns": np.r_[(block_start + lasting)[matched_blocks], block_start[of_scope] + inner[1]],
     }
     first_id = int(trace.array("id").max()) + 1
     ids = np.arange(first_id, first_id + len(rows), dtype=np.int64)
     id_of_block = np.zeros(len(blocks.rows), np.int64)
-    id_of_block[kept] = ids[: len(kept)]
+    id_of_block[matched_blocks] = ids[: len(matched_blocks)]
     columns: dict[str, pa.Array | pa.ChunkedArray] = {
         name: pa.array(values.astype(np.int64)) for name, values in times.items()
     }
     columns |= {
         "id": pa.array(ids),
-        "parent": pa.array(np.r_[trace.array("id")[kernel[kept]], id_of_block[of_scope]]),
+        "parent": pa.array(np.r_[trace.array("id")[kernel[matched_blocks]], id_of_block[of_scope]]),
         **{name: trace.spans.column(name).take(pa.array(of_row)) for name in _OF_KERNEL},
     }
     more = inside.spans.take(pa.array(rows))

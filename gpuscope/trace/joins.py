@@ -81,9 +81,9 @@ def enclosing(owner: Array, starts: Array, ends: Array) -> Array:
     order = np.lexsort((-ends, starts, owner))
     first, last = starts[order], ends[order]
     above = parents(owner[order], first, np.maximum(first, last - 1))
-    held = (above >= 0) & (last <= last[above]) if len(order) else above >= 0
+    is_enclosed = (above >= 0) & (last <= last[above]) if len(order) else above >= 0
     holders = np.full(len(starts), NONE, np.int64)
-    holders[order[held]] = order[above[held]]
+    holders[order[is_enclosed]] = order[above[is_enclosed]]
     return holders
 
 

@@ -100,7 +100,7 @@ def merge(traces: Sequence[Trace]) -> Trace:
         {rank.facts.rank: (clock_of[rank.facts.rank], rank.slack_ns) for rank in ranks},
     )
     _align(ranks, clock_of, matching)
-    unmatched = matching.unmatched + sum(others for _, others in parts_of.values())
+    unmatched = matching.unmatched + sum(unassigned for _, unassigned in parts_of.values())
     waits = _edges(matching, {rank.facts.rank: rank.line for rank in ranks})
     return Trace(
         schema.concat([_on_one_clock(rank) for rank in ranks], schema.SPAN_TYPES),
@@ -124,8 +124,8 @@ def _of_rank(trace: Trace, rank: RankFacts, clock: str) -> Trace:
     if hazards is not None:
         here = [hazard for hazard in hazards.found if {hazard.first, hazard.second} & used["id"]]
         hazards = replace(hazards, found=tuple(here))
-    others = tuple(f"rank {other.rank}: " for other in facts.ranks if other != rank)
-    notes = [note for note in facts.notes if not note.startswith(others)]
+    other_prefixes = tuple(f"rank {other.rank}: " for other in facts.ranks if other != rank)
+    notes = [note for note in facts.notes if not note.startswith(other_prefixes)]
     own_process = str(rank.process)
     devices = {
         key: device
@@ -156,8 +156,8 @@ def _of_rank(trace: Trace, rank: RankFacts, clock: str) -> Trace:
 def _clocks(ranks: Sequence[Rank]) -> dict[int, int]:
     """Return rank → the number of its clock, from 0 in the order of the ranks."""
     names = [(rank.trace.metadata.time_base, rank.facts.clock or rank.name) for rank in ranks]
-    known = list(dict.fromkeys(names))
-    return {rank.facts.rank: known.index(name) for rank, name in zip(ranks, names, strict=True)}
+    clocks = list(dict.fromkeys(names))
+    return {rank.facts.rank: clocks.index(name) for rank, name in zip(ranks, names, strict=True)}
 
 
 def _align(ranks: Sequence[Rank], clocks: Mapping[int, int], matching: Matching) -> None:
@@ -181,8 +181,8 @@ def _align(ranks: Sequence[Rank], clocks: Mapping[int, int], matching: Matching)
         clock = clocks[rank.facts.rank]
         rank.line = line = lines[clock]
         begin, end = (int(line.at(np.array([time]))[0]) for time in rank.reach)
-        others = [other for other in ranks if other is not rank]
-        slack = {other.facts.rank: rank.slack_ns + other.slack_ns for other in others}
+        other_ranks = [other for other in ranks if other is not rank]
+        slack = {other.facts.rank: rank.slack_ns + other.slack_ns for other in other_ranks}
         furthest = max(errors[clock, clocks[number]] + more for number, more in slack.items())
         moved = {"offset_ns": begin, "drift_ns": end - begin}
         stated = {"error_ns": int(np.ceil(furthest)), "evidence": evidence}
@@ -291,12 +291,14 @@ def _windows(ranks: Sequence[Rank]) -> tuple[tuple[int, int], ...]:
 
 def _hazards(every: Sequence[HazardFacts | None]) -> HazardFacts | None:
     """Return the hazards of all ranks that looked for them."""
-    known = [facts for facts in every if facts is not None]
-    if not known:
+    searched = [facts for facts in every if facts is not None]
+    if not searched:
         return None
     totals = ("accesses", "unseen", "left_out", "undecided")
     return HazardFacts(
-        unseen_names=tuple(dict.fromkeys(name for facts in known for name in facts.unseen_names)),
-        found=tuple(hazard for facts in known for hazard in facts.found),
-        **{name: sum(getattr(facts, name) for facts in known) for name in totals},
+        unseen_names=tuple(
+            dict.fromkeys(name for facts in searched for name in facts.unseen_names)
+        ),
+        found=tuple(hazard for facts in searched for hazard in facts.found),
+        **{name: sum(getattr(facts, name) for facts in searched) for name in totals},
     )

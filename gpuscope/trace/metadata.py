@@ -150,8 +150,8 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
     def device(self, index: int | None) -> DeviceFacts:
         """Return the facts of a device by its index; of one that is not here, all unknown."""
-        known = (facts for facts in self.devices.values() if facts.index == index)
-        return next(known, _UNKNOWN_DEVICE)
+        matching = (facts for facts in self.devices.values() if facts.index == index)
+        return next(matching, _UNKNOWN_DEVICE)
 
     def partition(self, name: str | None) -> PartitionFacts:
         """Return the facts of a partition; of one that is not here, all unknown.
@@ -175,10 +175,10 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def left_out(self) -> str:
         """How many rows ended before the latest time that was kept; empty if none did."""
-        kept = self.kept
-        if kept is None or not kept.rows_left_out:
+        facts = self.kept
+        if facts is None or not facts.rows_left_out:
             return ""
-        return f"the last {kept.keep_ns / 1e9:g} s only, {kept.rows_left_out:,} rows left out"
+        return f"the last {facts.keep_ns / 1e9:g} s only, {facts.rows_left_out:,} rows left out"
 
     @property
     def incomplete(self) -> str:
@@ -241,10 +241,10 @@ def _encodable(plain: Any) -> Any:
     Infinity and what is no number are unknown.
     """
     text = json.dumps(plain).encode()
-    kept = schema.readable(text)
-    if kept == text and b"Infinity" not in text and b"NaN" not in text:
+    readable = schema.readable(text)
+    if readable == text and b"Infinity" not in text and b"NaN" not in text:
         return plain
-    return json.loads(kept, parse_constant=lambda _: None)
+    return json.loads(readable, parse_constant=lambda _: None)
 
 
 def _converted(name: str, value: Any, kind: Any) -> object:
@@ -260,7 +260,7 @@ def _known(facts: Any) -> Any:
     """Return what is known of one thing: null is unknown, as what is absent."""
     if not isinstance(facts, dict):
         return facts
-    known = {name: value for name, value in facts.items() if value is not None}
-    if "granted" in known:  # a former name
-        known.setdefault("sm_count", known["granted"])
-    return known
+    fields = {name: value for name, value in facts.items() if value is not None}
+    if "granted" in fields:  # a former name
+        fields.setdefault("sm_count", fields["granted"])
+    return fields

@@ -200,9 +200,9 @@ class Trace:
 
     def _column(self, name: object) -> pa.ChunkedArray:
         if not isinstance(name, str) or name not in schema.SPAN_TYPES:
-            near, known = closest(name, schema.SPAN_TYPES), ", ".join(schema.SPAN_TYPES)
+            near, column_names = closest(name, schema.SPAN_TYPES), ", ".join(schema.SPAN_TYPES)
             raise InvalidArgument(
-                f"there is no column {given(name)}{near}: the columns are {known}"
+                f"there is no column {given(name)}{near}: the columns are {column_names}"
             )
         return self.spans.column(name)
 
@@ -219,14 +219,14 @@ class Trace:
             if not fits or isinstance(value, bool):
                 needed = "text" if is_text else kind
                 raise InvalidArgument(f"{name} is {given(value)}; {needed} is needed")
-        known = {"kind": schema.KINDS, "source": schema.SOURCES}.get(name)
-        if known is None or all(value is None or value in known for value in values):
+        allowed = {"kind": schema.KINDS, "source": schema.SOURCES}.get(name)
+        if allowed is None or all(value is None or value in allowed for value in values):
             return
-        known = tuple(dict.fromkeys((*known, *filter(None, self._values(name)))))
+        allowed = tuple(dict.fromkeys((*allowed, *filter(None, self._values(name)))))
         for value in values:
-            near = closest(value, known)
-            if near and value not in known:
-                choices = ", ".join(clean(choice, 60) for choice in known)
+            near = closest(value, allowed)
+            if near and value not in allowed:
+                choices = ", ".join(clean(choice, 60) for choice in allowed)
                 raise InvalidArgument(f"{name} is {given(value)}{near}; it can be {choices}")
 
     def _values(self, name: str) -> list[str | None]:

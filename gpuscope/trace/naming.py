@@ -99,8 +99,8 @@ def ranges_in(trace: Trace) -> tuple[Ints, Ints, Ints, Ints]:
     name, names = codes(trace.spans.column("name"))
     rows = rows[~np.array([bool(_OF_LIBRARIES.match(str(text))) for text in names])[name[rows]]]
     thread, end = (trace.array(name, fill=-1)[rows] for name in ("thread", "end_ns"))
-    there = (thread > 0) & (end >= 0)
-    return rows[there], thread[there], trace.array("start_ns")[rows[there]], end[there]
+    complete = (thread > 0) & (end >= 0)
+    return rows[complete], thread[complete], trace.array("start_ns")[rows[complete]], end[complete]
 
 
 def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
@@ -143,7 +143,7 @@ def thread_names(trace: Trace) -> dict[int, str]:
     """
     thread = trace.array("thread", fill=-1)
     calls = distinct(linked_rows(trace.edges, trace.array("id"), "launch")[0])
-    held = _held(trace, calls, thread[calls])
+    range_of_thread = _held(trace, calls, thread[calls])
     first = np.unique(thread, return_index=True)[1]
     process_of = trace.array("process", fill=-1)[first].tolist()
     owner = dict(sorted(zip(thread[first].tolist(), process_of, strict=True)))
@@ -155,7 +155,7 @@ def thread_names(trace: Trace) -> dict[int, str]:
         given = trace.metadata.thread_names.get(str(number), "")
         name = next((name for text, name in _THREADS.items() if re.fullmatch(text, given)), given)
         if (unsaid := _UNSAID.fullmatch(name)) is not None:
-            doing = "main" if number == process else held.get(number) or unsaid[1]
+            doing = "main" if number == process else range_of_thread.get(number) or unsaid[1]
             name = f"{doing} thread" if doing else ""
         called = trace.metadata.process_names.get(str(process), "")
         if name == "main thread" and called.startswith("DataLoader worker"):
@@ -180,12 +180,12 @@ def stream_names(trace: Trace) -> dict[int, str]:
     """
     stream = trace.array("stream", fill=-1)
     calls, work = linked_rows(trace.edges, trace.array("id"), "launch")
-    held = _held(trace, calls, stream[work])
+    range_of_stream = _held(trace, calls, stream[work])
     rows = rows_of(trace, "kernel", "memcpy", "memset")
     streams, of_row = np.unique(stream, return_inverse=True)
     text, texts = codes(trace.spans.column("name"))
     copy, kinds = codes(trace.spans.column("copy_kind"))
-    is_nccl = np.array([str(known).startswith("nccl") for known in texts])[text]
+    is_nccl = np.array([str(span_name).startswith("nccl") for span_name in texts])[text]
     shares = {"NCCL": is_nccl} | {
         _COPIES[kind]: copy == code for code, kind in enumerate(kinds) if kind in _COPIES
     }
@@ -195,7 +195,7 @@ def stream_names(trace: Trace) -> dict[int, str]:
         >= MOST_OF * np.maximum(counts, 1)
         for what, those in shares.items()
     }
-    of_torch = any("at::" in str(known) for known in texts)
+    of_torch = any("at::" in str(span_name) for span_name in texts)
     recorded = {number: trace.stream_name(number) for number in streams.tolist() if number >= 0}
     names = {}
     for number, name in recorded.items():
@@ -209,7 +209,7 @@ def stream_names(trace: Trace) -> dict[int, str]:
                 or ("PyTorch's " * of_torch + "default stream") * is_default
                 or "per-thread default stream" * facts.per_thread
                 or next((what for what, those in mostly.items() if those[at]), "")
-                or held.get(number, f"stream {unnamed[1]}")
+                or range_of_stream.get(number, f"stream {unnamed[1]}")
             )
     shared, given = Counter(names.values()), Counter(recorded.values())
     for number, name in names.items():

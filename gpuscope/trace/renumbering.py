@@ -132,9 +132,9 @@ class _Taken:
 
     def device(self, index: int, facts: DeviceFacts, *, simulated: bool) -> int:
         """Return the index of a device here: the same for the same GPU, a free one otherwise."""
-        for known, other in self.devices.items():
+        for taken_index, other in self.devices.items():
             if facts.uuid and facts.uuid == other.uuid and not simulated:
-                return known
+                return taken_index
         ours = index if index not in self.devices else max(self.devices) + 1
         self.devices[ours] = facts
         return ours
@@ -152,17 +152,17 @@ def _numbered(trace: Trace, facts: RankFacts, taken: _Taken, shared: set[str]) -
     spans = schema.added(spans, offsets["id"], "parent")
     edges = schema.added(edges, offsets["id"], "from", "to")
 
-    known = _numbers(spans, "process")
+    recorded = _numbers(spans, "process")
     process = facts.process
     if process is None:
         working = _numbers(trace.where(kind="kernel").spans, "process")
-        if len(working or known) > 1:
+        if len(working or recorded) > 1:
             raise InvalidArgument(
-                f"the trace of rank {facts.rank} is of {len(working or known)} processes: keep "
+                f"the trace of rank {facts.rank} is of {len(working or recorded)} processes: keep "
                 "one's rows, trace.where(process=…), or name it in its rank, RankFacts(process=…)"
             )
-        process = next(iter(working or known), facts.rank + 1)
-    processes = taken.free([*known | {process}], taken.processes)
+        process = next(iter(working or recorded), facts.rank + 1)
+    processes = taken.free([*recorded | {process}], taken.processes)
     spans = schema.changed(
         spans, "process", lambda column: _renumbered(column.fill_null(process), processes)
     )

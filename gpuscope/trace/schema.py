@@ -172,7 +172,7 @@ def readable(text: bytes) -> bytes:
     """Return JSON whose escaped lone surrogates are replaced, as in :func:`encodable`."""
     if b"\\ud" not in text and b"\\uD" not in text:
         return text
-    return _ESCAPES.sub(lambda found: b"\\ufffd" if found[1] else found[0], text)
+    return _ESCAPES.sub(lambda escape: b"\\ufffd" if escape[1] else escape[0], text)
 
 
 def _texts(values: Values) -> pa.Array:

@@ -42,9 +42,9 @@ class KernelSequence(NamedTuple):
 
 
 def shift_between(
-    one: KernelSequence, other: KernelSequence, apart_ns: int | None
+    base: KernelSequence, other: KernelSequence, apart_ns: int | None
 ) -> tuple[int | None, int]:
-    """Return at which shift kernel i of ``other`` is kernel i + shift of ``one``.
+    """Return at which shift kernel i of ``other`` is kernel i + shift of ``base``.
 
     No collective ends on any rank before it has begun on all. Where that leaves several shifts, the
     right one is that at which kernels end on both ranks at the same time, if all others vary by
@@ -65,7 +65,7 @@ def shift_between(
     codes: dict[str, int] = {}
     kernels, other_kernels = (
         np.array([codes.setdefault(what, len(codes)) for what in sequence.what], np.int64)
-        for sequence in (one, other)
+        for sequence in (base, other)
     )
     shorter = min(len(kernels), len(other_kernels))
     least = 1 if apart_ns is not None else max(1, int(np.ceil(_SHARE * shorter)))
@@ -73,34 +73,34 @@ def shift_between(
     telling: set[int] = set()
     few = min(_FEW, least)
     for shift in _plausible(
-        (kernels, one.starts, one.ends),
+        (kernels, base.starts, base.ends),
         (other_kernels, other.starts, other.ends),
         range(least - len(other_kernels), len(kernels) - least + 1),
         few,
         apart_ns,
     ):
         first, last = max(0, -shift), min(len(other_kernels), len(kernels) - shift)
-        here, there = slice(first + shift, last + shift), slice(first, last)
-        pairs = one.starts[here], one.ends[here], other.starts[there], other.ends[there]
-        is_alike = (kernels[here] == other_kernels[there]).all()
+        rows, other_rows = slice(first + shift, last + shift), slice(first, last)
+        pairs = base.starts[rows], base.ends[rows], other.starts[other_rows], other.ends[other_rows]
+        is_alike = (kernels[rows] == other_kernels[other_rows]).all()
         if not is_alike or not _meet(np.stack(pairs)[:, None], apart_ns).all():
             continue
         possible[shift] = _spread_ns(*pairs, apart_ns)
-        kinds = len({*kernels[here].tolist()})
+        kinds = len({*kernels[rows].tolist()})
         if apart_ns is not None or last - first >= _TELLING or kinds >= _KINDS:
             telling.add(shift)
     if not possible:
         return None, 0
-    best, *others = sorted(possible, key=lambda shift: (possible[shift], abs(shift)))
-    is_whole = best == 0 and len(kernels) == len(other_kernels) and not others
+    best, *alternatives = sorted(possible, key=lambda shift: (possible[shift], abs(shift)))
+    is_whole = best == 0 and len(kernels) == len(other_kernels) and not alternatives
     is_clear = all(
-        possible[shift] >= _CLEARER * max(possible[best], _RESOLVED_NS) for shift in others
+        possible[shift] >= _CLEARER * max(possible[best], _RESOLVED_NS) for shift in alternatives
     )
     return (best if is_whole or (is_clear and best in telling) else None), len(possible)
 
 
 def _plausible(
-    one: tuple[Ints, Ints, Ints],
+    base: tuple[Ints, Ints, Ints],
     other: tuple[Ints, Ints, Ints],
     shifts: range,
     few: int,
@@ -110,18 +110,18 @@ def _plausible(
 
     Parameters
     ----------
-    one, other
+    base, other
         What each kernel is, its begin and its end.
     few
         At most as many pairs as each shift leaves.
     """
     for begin in range(0, len(shifts), _AT_ONCE):
         some = np.array(shifts[begin : begin + _AT_ONCE])[:, None]
-        there = np.maximum(0, -some) + np.arange(few)
-        here = there + some
-        is_alike = (one[0][here] == other[0][there]).all(axis=1)
-        some, here, there = some[is_alike], here[is_alike], there[is_alike]
-        pairs = one[1][here], one[2][here], other[1][there], other[2][there]
+        other_rows = np.maximum(0, -some) + np.arange(few)
+        rows = other_rows + some
+        is_alike = (base[0][rows] == other[0][other_rows]).all(axis=1)
+        some, rows, other_rows = some[is_alike], rows[is_alike], other_rows[is_alike]
+        pairs = base[1][rows], base[2][rows], other[1][other_rows], other[2][other_rows]
         yield from some[_meet(np.stack(pairs), apart_ns), 0].tolist()
 
 

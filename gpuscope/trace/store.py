@@ -277,10 +277,10 @@ def _columns(
         is_lacking = name in schema.LATER and not written.get_all_field_indices(name)
         if not is_lacking and len(written.get_all_field_indices(prefix + name)) != 1:
             raise _lacking(prefix + name)
-        there = pa.null() if is_lacking else written.field(prefix + name).type
-        if pa.types.is_nested(there):
-            raise _NotOurs(f"holds {there} where {kind} is due, in column {prefix + name}")
-        if pa.types.is_null(there):
+        written_type = pa.null() if is_lacking else written.field(prefix + name).type
+        if pa.types.is_nested(written_type):
+            raise _NotOurs(f"holds {written_type} where {kind} is due, in column {prefix + name}")
+        if pa.types.is_null(written_type):
             columns[name] = pa.nulls(parquet.metadata.num_rows).slice(first, count)
             continue
         column = parquet.read(columns=[prefix + name], use_threads=False).column(0).cast(kind)

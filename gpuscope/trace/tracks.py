@@ -81,19 +81,19 @@ class TrackLayout:
     columns
         Group → the columns that tell its tracks apart; ``name`` does only where a row has no
         ``category``.
-    others
+    default_group
         Group of all other kinds; ``None``: they are on no track.
     """
 
     groups: Mapping[str | None, Group]
     columns: Mapping[Group, Collection[str]]
-    others: Group | None = None
+    default_group: Group | None = None
 
     def grouped(self, columns: Columns) -> Ints:
         """Return each row's group, −1 for those on no track."""
         kind, kinds = columns["kind"]
-        others = -1 if self.others is None else self.others
-        group = np.array([self.groups.get(name, others) for name in kinds], np.int64)[kind]
+        default_group = -1 if self.default_group is None else self.default_group
+        group = np.array([self.groups.get(name, default_group) for name in kinds], np.int64)[kind]
         # An event that a thread recorded is a call.
         is_event = np.array([name == "event" for name in kinds])[kind]
         group = np.where(is_event & (columns["thread"][0] > 0), self.groups["api"], group)

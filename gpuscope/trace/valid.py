@@ -89,8 +89,8 @@ def sifted(spans: pa.Table, edges: pa.Table) -> tuple[pa.Table, pa.Table, dict[s
 
 def _without_values(spans: pa.Table, name: str, wrong: pa.ChunkedArray) -> pa.Table:
     """Return the spans with nulls in a column where ``wrong``."""
-    kept = pc.if_else(wrong, pa.scalar(None, schema.SPAN_TYPES[name]), spans.column(name))
-    return schema.with_column(spans, name, kept)
+    corrected = pc.if_else(wrong, pa.scalar(None, schema.SPAN_TYPES[name]), spans.column(name))
+    return schema.with_column(spans, name, corrected)
 
 
 def between(edges: pa.Table, ids: pa.ChunkedArray) -> pa.Table:

@@ -129,8 +129,8 @@ class _Streams:
         places = self._places(keys, numbers)
         at = np.searchsorted(self._at, places)
         behind = np.append(self._at, NONE)[at]
-        there = (behind >> 32 == places >> 32) & (behind & 0xFFFFFFFF < until)
-        return np.where(there, np.append(self._work["first"], NONE)[at], NONE)
+        has_work = (behind >> 32 == places >> 32) & (behind & 0xFFFFFFFF < until)
+        return np.where(has_work, np.append(self._work["first"], NONE)[at], NONE)
 
     def behind(self, keys: Ints, numbers: Ints) -> tuple[Ints, Ints]:
         """Return the rows behind moments of streams, and of which moment each is."""

@@ -172,7 +172,7 @@ class Collective(FunctionHandle[NativeArray]):
     def _simulated(self, device: Device, element: ElementType) -> _Launch:
         """Return what launches it on a simulated GPU; puts the ranks' clocks on one time."""
         kind, nbytes, ranks, group = self.kind, self.nbytes, self.ranks, self.group
-        if ranks.place is None:
+        if ranks.meeting is None:
             raise CapabilityError(
                 "simulated GPUs of several processes meet only where gpuscope started these: name "
                 "them in an experiment, as in devices = ['sim:h200', 'sim:h200']"
@@ -191,7 +191,7 @@ class Collective(FunctionHandle[NativeArray]):
             joint=lambda args: Joint(ranks, (group, args[2]), words),
         )
         self._kernel = device.compile("", f"ncclDevKernel_{name}", model=model)
-        times_ns = ranks.place.gather(f"group {group!r}", ranks.rank, device.now_ns())
+        times_ns = ranks.meeting.gather(f"group {group!r}", ranks.rank, device.now_ns())
         device.backend.wait_until_ns(max(cast("list[int]", times_ns)))
         return self._launch_simulated
 

@@ -169,9 +169,9 @@ class Context:
     ready
         The stream for which everything is as it was at the latest call; :data:`NOTHING`
         where the next call has to look again.
-    graph, kept
+    graph, graph_arrays
         Its launch as a graph, and the arrays whose addresses that holds.
-    own, staging
+    arrays, staging
         Arrays of its own: operands, and device copies of host operands by name.
     """
 
@@ -185,8 +185,8 @@ class Context:
     waits: int = 0
     ready: object = NOTHING
     graph: Graph | None = None
-    kept: tuple[NativeArray, ...] = ()
-    own: object = None
+    graph_arrays: tuple[NativeArray, ...] = ()
+    arrays: object = None
     staging: dict[str, NativeArray] = field(default_factory=dict)
 
     def runs(self) -> bool:
@@ -233,5 +233,5 @@ class Context:
         if self.completion is None and self.event is not None and not self.waits:
             self.event.device.registry.give_event(self.event)
         self.ready = NOTHING
-        self.event = self.completion = self.call = self.stream = self.own = None
+        self.event = self.completion = self.call = self.stream = self.arrays = None
         self.staging = {}

@@ -50,14 +50,14 @@ class MemoryKernel(Handle):
         self.x = self.device.random(shape, "float32", seed=seed)
         """The array that it reads, on the device."""
         for context in self._contexts:
-            context.own = self.device.empty(shape, "float32")
+            context.arrays = self.device.empty(shape, "float32")
         self._moved = 2 * self.x.nbytes
         model = replace(model, reads=lambda args: [args[1]], writes=lambda args: args[0])
         self._kernel = self.device.compile(source(*self._files), self._function, model=model)
 
     def _prepare(self, context: Context, operands: Passed) -> CallWork:
         del operands
-        array = cast("NativeArray", context.own)
+        array = cast("NativeArray", context.arrays)
         return CallWork(array, array, (array,))
 
 

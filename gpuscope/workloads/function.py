@@ -308,7 +308,7 @@ class FunctionHandle(Handle, Generic[_R]):
     def _replay(self, context: Context, work: CallWork, stream: Stream) -> bool:
         replayed = super()._replay(context, work, stream)
         if replayed:
-            cast("_Invocation", work.operands).result = context.own
+            cast("_Invocation", work.operands).result = context.arrays
         return replayed
 
     def _capture(self, context: Context, work: CallWork, stream: Stream) -> None:
@@ -316,7 +316,7 @@ class FunctionHandle(Handle, Generic[_R]):
         ran = call.result
         super()._capture(context, work, stream)
         # What the captured call returned is what a replay computes; this call's is not.
-        context.own, call.result = call.result, ran
+        context.arrays, call.result = call.result, ran
 
     def close(self) -> None:
         """Wait for what is in flight and give scratch back. Idempotent."""

@@ -181,14 +181,14 @@ class Gemm(Handle):
             return self._own(self._latest.next)
 
     def _own(self, context: Context) -> Operands:
-        if context.own is None:
+        if context.arrays is None:
             device, seed = self.device, self._seed
-            context.own = (
+            context.arrays = (
                 device.random((self.m, self.k), self.dtype, seed=seed),
                 device.random((self.k, self.n), self.dtype, seed=seed + 1),
                 device.empty((self.m, self.n), as_dtype(self.dtype)),
             )
-        return cast("Operands", context.own)
+        return cast("Operands", context.arrays)
 
     def execute(
         self,
@@ -281,7 +281,7 @@ class Gemm(Handle):
             context.let_follow(stream)
         context.sm_count = self._sm_count(stream)
         context.ready = context.stream = stream
-        stream.hold(context.out, context.a, context.b, *cast("Operands", context.own or ()))
+        stream.hold(context.out, context.a, context.b, *cast("Operands", context.arrays or ()))
         return True
 
     def _knows(
@@ -340,7 +340,7 @@ class Gemm(Handle):
                 f"an operand of {self.name!r} is in host memory, which a call waits for, and its "
                 "stream is being captured: give arrays of the device"
             )
-        if context.own is None and any(value is None for value in passed):
+        if context.arrays is None and any(value is None for value in passed):
             raise StreamError(
                 f"{self.name!r} has no operands of its own yet, and a capture cannot make any: "
                 "call operands() before it, or give arrays"

@@ -285,7 +285,7 @@ class Handle(InFlight, Closing):
     def _take_graphs(self) -> list[Graph]:
         graphs = [context.graph for context in self._contexts if context.graph is not None]
         for context in self._contexts:
-            context.graph, context.kept = None, ()
+            context.graph, context.graph_arrays = None, ()
         return graphs
 
     def _replay(self, context: Context, work: CallWork, stream: Stream) -> bool:
@@ -295,7 +295,7 @@ class Handle(InFlight, Closing):
             graph is None
             or graph.closed
             or graph.partition is not stream.partition
-            or [*map(id, context.kept)] != [*map(id, work.keep)]
+            or [*map(id, context.graph_arrays)] != [*map(id, work.keep)]
         ):
             return False
         graph.launch(stream=stream)
@@ -307,7 +307,7 @@ class Handle(InFlight, Closing):
             former.close()
         with stream.capture(name=self.name) as graph:
             self._launch(stream, work.operands)
-        context.graph, context.kept = graph, work.keep
+        context.graph, context.graph_arrays = graph, work.keep
 
     # -- life -------------------------------------------------------------------------
     def close(self) -> None:

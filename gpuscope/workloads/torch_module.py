@@ -136,7 +136,7 @@ class TorchModule(FunctionHandle[_R]):
     def _capture(self, context: Context, work: CallWork, stream: Stream) -> None:
         if context.graph is not None:
             context.graph.close()  # before the memory that its work uses goes
-        context.own = self._pool = None
+        context.arrays = self._pool = None
         try:
             with self._own_memory():
                 super()._capture(context, work, stream)

@@ -128,11 +128,11 @@ def _copy(book: Path, names: Container[str], counts: Counter[str]) -> str:
 def _unlinked(text: str, names: Container[str]) -> str:
     """Return Markdown whose links lead to the web, to notebooks of these names, or into itself."""
 
-    def kept(found: re.Match[str]) -> str:
-        label, target = found.groups()
+    def kept(match: re.Match[str]) -> str:
+        label, target = match.groups()
         is_code = target is None
         if is_code or re.match(r"\w+:|#", target) or target.partition("#")[0] in names:
-            return found[0]
+            return match[0]
         return f"{label} (`{target}`)"
 
     return _CODE_OR_LINK.sub(kept, text)

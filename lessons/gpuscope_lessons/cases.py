@@ -87,14 +87,14 @@ class _Spins:
 
     device: Device
     chance: random.Random
-    kept: list[Spin] = field(default_factory=list)
+    spins: list[Spin] = field(default_factory=list)
 
     def ns(self, about_us: int) -> int:
         return round(about_us * 1_000 * self.chance.uniform(0.8, 1.25))
 
     def __call__(self, name: str, about_us: int) -> Spin:
-        self.kept.append(Spin(self.device, duration_ns=self.ns(about_us), name=name))
-        return self.kept[-1]
+        self.spins.append(Spin(self.device, duration_ns=self.ns(about_us), name=name))
+        return self.spins[-1]
 
 
 def _case(story: str, trace: Trace, cause: str, culprit: str) -> Case:

@@ -336,7 +336,7 @@ def grade_notebook(
         else:
             grade = replace(grade, answer=result.answer, verdict=result.verdict)
         grades.append(grade)
-    held_limits = SYSTEM if report.held is None else report.held
+    held_limits = SYSTEM if report.isolation is None else report.isolation
     not_held = tuple(name for name in SYSTEM if name not in held_limits)
     return Graded(grades, report.cpu_s, not_held)
 

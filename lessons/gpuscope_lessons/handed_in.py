@@ -92,9 +92,9 @@ def _mapping(raw: object) -> Mapping[str, Untyped]:
     return raw if isinstance(raw, dict) else {}
 
 
-def _results(told: object) -> list[Result]:
+def _results(plain: object) -> list[Result]:
     try:
-        return msgspec.convert(told, list[Result])
+        return msgspec.convert(plain, list[Result])
     except msgspec.ValidationError:
         return []
 

@@ -76,15 +76,15 @@ class Report:
         Why no more were.
     cpu_s
         Time of processors.
-    held
-        Of what it was shut in with: see :attr:`gpuscope_lessons.sandbox.Box.held`; ``None``:
+    isolation
+        Of what it was shut in with: see :attr:`gpuscope_lessons.sandbox.Box.isolation`; ``None``:
         nobody said, since it did not run or its warden ended.
     """
 
     checks: list[Checked]
     ending: str
     cpu_s: float = 0.0
-    held: frozenset[str] | None = None
+    isolation: frozenset[str] | None = None
 
 
 def hold(order: HoldingOrder, box: Box, *, gpu: bool) -> Report:
@@ -101,7 +101,7 @@ def hold(order: HoldingOrder, box: Box, *, gpu: bool) -> Report:
             killed.add(cell)
         else:
             failed[cell] = ending
-    return Report([*checks.values()], ending, _cpu_s() - before_s, box.held)
+    return Report([*checks.values()], ending, _cpu_s() - before_s, box.isolation)
 
 
 def _cpu_s() -> float:
@@ -273,7 +273,7 @@ def _memory_bytes(pids: Sequence[int]) -> int:
 
 def _end_all(box: Box, child: int) -> None:
     """Kill a notebook's process and all that it started: orphans become this one's children."""
-    if box.user is not None and "network" not in box.held and not os.fork():
+    if box.user is not None and "network" not in box.isolation and not os.fork():
         become(box.user)
         os.kill(-1, signal.SIGKILL)
         os._exit(0)

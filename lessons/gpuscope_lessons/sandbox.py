@@ -66,14 +66,14 @@ class Box:
 
     Attributes
     ----------
-    held
+    isolation
         ``"network"``: namespaces of processes and network; ``"files"``: all files
         can only be read but those in the folder it is in; ``"user"``: one of its own.
     user
         What it becomes; ``None``: it stays who it is.
     """
 
-    held: frozenset[str]
+    isolation: frozenset[str]
     user: int | None
 
 
@@ -82,7 +82,7 @@ def strongest() -> Box:
     box = Box(frozenset(), None)
     for name in (*SYSTEM, "user") if sys.platform == "linux" else ():
         user = _FIRST_USER + os.getpid() if name == "user" else None
-        more = Box(box.held | {name}, user)
+        more = Box(box.isolation | {name}, user)
         if (user is None or not os.getuid()) and _holds(more):
             box = more
     return box
@@ -118,7 +118,7 @@ def shut_in(box: Box, hidden: Sequence[str]) -> None:
     OSError
         The system allows less than the box says.
     """
-    if "network" not in box.held:
+    if "network" not in box.isolation:
         return
     user, group = os.getuid(), os.getgid()
     spaces = _NEW_MOUNTS | _NEW_IPC | _NEW_PIDS | _NEW_NET
@@ -129,7 +129,7 @@ def shut_in(box: Box, hidden: Sequence[str]) -> None:
             with open(f"/proc/self/{file}", "w") as out:  # noqa: PTH123
                 out.write(text)
     _mount("none", "/", None, _RECURSIVE | _PRIVATE)
-    if "files" not in box.held:
+    if "files" not in box.isolation:
         return
     read_only = (ctypes.c_uint64 * 4)(_READ_ONLY, 0, 0, 0)
     setting = ctypes.c_long(_MOUNT_SETATTR), _HERE, b"/", _WHOLE_TREE
@@ -149,7 +149,7 @@ def see_own_processes(box: Box) -> None:
     OSError
         The system does not allow that.
     """
-    if "network" in box.held:
+    if "network" in box.isolation:
         _mount("proc", "/proc", "proc", _NO_SUID | _NO_DEVICES)
 
 
@@ -178,7 +178,7 @@ def limit(box: Box, *, seconds: float, memory_bytes: int, gpu: bool) -> None:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123
             now = int(file.read().split()[0]) * resource.getpagesize()
         kind, most = resource.RLIMIT_AS, now + memory_bytes
-    elsewhere = 0 if box.held & {"network", "user"} else _threads_of(os.getuid())
+    elsewhere = 0 if box.isolation & {"network", "user"} else _threads_of(os.getuid())
     for which, value in (
         (kind, most),
         (resource.RLIMIT_CORE, 0),
@@ -196,7 +196,7 @@ def limit(box: Box, *, seconds: float, memory_bytes: int, gpu: bool) -> None:
         out.write("1000")  # who runs out of memory is not somebody else
     if box.user is not None:
         become(box.user)
-    elif "network" in box.held:
+    elif "network" in box.isolation:
         _drop_all_but(0)
         _keep(0)
     _call("prctl", _NO_NEW_PRIVILEGES, 1, 0, 0, 0)
@@ -224,14 +224,16 @@ def become(user: int) -> None:
     _call("prctl", _AMBIENT, _RAISE, _READ_SEARCH, 0, 0)
 
 
-def _drop_all_but(kept: int) -> None:
+def _drop_all_but(capabilities: int) -> None:
     """Have no program that is executed later get other capabilities."""
     for number in range(_CAPABILITIES):
-        if not kept >> number & 1:
+        if not capabilities >> number & 1:
             with suppress(OSError):  # there are fewer
                 _call("prctl", _DROP_BOUND, number, 0, 0, 0)
 
 
-def _keep(kept: int) -> None:
+def _keep(capabilities: int) -> None:
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION, 0)
-    _call("capset", header, (ctypes.c_uint32 * 6)(kept, kept, kept, 0, 0, 0))
+    _call(
+        "capset", header, (ctypes.c_uint32 * 6)(capabilities, capabilities, capabilities, 0, 0, 0)
+    )

@@ -208,8 +208,8 @@ class CudaBackend(CudaContext):
     def reserved_bytes(self) -> int:
         """Return what the pool holds, and plain scratch."""
         pool = self._scratch_pool
-        held = int(pool.attributes.reserved_mem_current) if pool is not None else 0
-        return held + self._plain_bytes
+        pool_bytes = int(pool.attributes.reserved_mem_current) if pool is not None else 0
+        return pool_bytes + self._plain_bytes
 
     def _pool(self) -> Untyped:
         with self._once:

@@ -215,15 +215,15 @@ class Blas:
 
     def _workspace(self, graph: GraphView | None, handle: int) -> Untyped:
         """Return a stream's workspace; of a graph its own, as it may run beside the stream."""
-        kept: Untyped = self._workspaces if graph is None else graph.workspaces
+        workspaces: Untyped = self._workspaces if graph is None else graph.workspaces
         key: object = handle
         if graph is None and handle == _PER_THREAD:  # one handle, but each thread has its stream
-            kept, key = vars(self._local), "workspace"
-        workspace: Untyped = kept.get(key)
+            workspaces, key = vars(self._local), "workspace"
+        workspace: Untyped = workspaces.get(key)
         if workspace is None:
             memory = self._take(WORKSPACE_BYTES)
             made = _gemms.Workspace(memory, memory.ptr, WORKSPACE_BYTES, handle)
-            workspace = kept.setdefault(key, made)
+            workspace = workspaces.setdefault(key, made)
         return workspace
 
     def _handle(self, graph: GraphView | None = None) -> Untyped:

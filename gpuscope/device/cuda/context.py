@@ -39,7 +39,7 @@ def _load(index: int) -> tuple[int, Untyped, Untyped]:
     if index >= count:
         raise DeviceUnavailable(
             f"there is no device cuda:{index}; there are {count}: "
-            + ", ".join(f"cuda:{known}" for known in range(count))
+            + ", ".join(f"cuda:{ordinal}" for ordinal in range(count))
         )
     return version, cupy, core
 

@@ -300,10 +300,10 @@ class SimBackend(SimMemory):
             effect = together = None
             if target is not None and model.compute is not None and model.joint is not None:
                 joint = model.joint(args)
-                assert joint.ranks.place is not None  # noqa: S101 - who makes such a model looks
+                assert joint.ranks.meeting is not None  # noqa: S101 - who makes such a model looks
                 (source,) = cast("Sequence[SimArray]", model.reads(args))
                 arrays, how = (target.bare, source.bare), (model.compute, cost.block_ns)
-                together = Together(joint, joint.ranks.place, *arrays, *how, self._latest)
+                together = Together(joint, joint.ranks.meeting, *arrays, *how, self._latest)
             elif target is not None and model.compute is not None:
                 sources = cast("Sequence[SimArray | Array]", model.reads(args))
                 effect = computed(target, sources, model.compute)

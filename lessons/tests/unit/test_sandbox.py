@@ -72,7 +72,7 @@ def box_or_skip(*needed: str) -> None:
     """Skip where the system does not allow these."""
     script = (
         "import os, sys, tempfile\nfrom gpuscope_lessons.sandbox import strongest\n"
-        "os.chdir(tempfile.mkdtemp())\nprint(*strongest().held)"
+        "os.chdir(tempfile.mkdtemp())\nprint(*strongest().isolation)"
     )
     held = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)  # fmt: skip
     if not set(needed) <= set(held.stdout.split()):
@@ -167,7 +167,7 @@ os.chdir(tempfile.mkdtemp())
 adopt_orphans()
 order = msgspec.json.decode({json.dumps(json.dumps(order))}, type=HoldingOrder)
 report = hold(order, Box(frozenset(), None), gpu=False)
-print(json.dumps([report.ending, sorted(report.held), _children("self")]))
+print(json.dumps([report.ending, sorted(report.isolation), _children("self")]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)  # fmt: skip
     assert json.loads(done.stdout) == ["it was not reached", [], []]

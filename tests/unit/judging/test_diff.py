@@ -217,7 +217,7 @@ def test_conditions_are_those_of_the_recording():
     trace = Trace.from_columns({}, metadata=metadata)
     seen = conditions_of(trace, [{uuid: 1, "other": 9}, {uuid: 2}], is_here=True)
     assert seen == Conditions(1930, 70.0, ("hardware slowdown",), 1)
-    assert conditions_of(trace, [{uuid: 2}]).others == 2
+    assert conditions_of(trace, [{uuid: 2}]).other_processes == 2
     assert conditions_of(trace.with_metadata(gpu_states=()), [{}]) == Conditions()
 
 

@@ -87,7 +87,7 @@ def test_the_ranks_of_a_process_are_those_of_torchrun_or_those_it_takes_part_in(
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
     found = ranks_of_process()
-    assert (found.rank, found.world_size, found.place) == (3, 8, None)
+    assert (found.rank, found.world_size, found.meeting) == (3, 8, None)
     take_part(Ranks(1, 2))
     assert ranks_of_process() == Ranks(1, 2)
 

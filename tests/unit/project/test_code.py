@@ -16,36 +16,36 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 15_215,
+    "": 15_219,
     "analyses": 3_336,
     "analysis": 64_282,
     "cli": 14_786,
-    "comparing": 38_851,
-    "device": 49_554,
-    "experiments": 20_282,
+    "comparing": 38_886,
+    "device": 49_598,
+    "experiments": 20_315,
     "figures": 1_713,
-    "formats": 48_618,
-    "judging": 13_094,
+    "formats": 48_629,
+    "judging": 13_123,
     "lessons": 33_422,
     "races": 21_111,
-    "record": 53_726,
+    "record": 53_664,
     "report": 5_243,
-    "search": 16_586,
+    "search": 16_801,
     "simulator": 66_458,
     "telling": 13_261,
     "timeline": 50_043,
     "trace": 34_205,
-    "widgets": 32_775,
-    "workloads": 20_830,
+    "widgets": 32_768,
+    "workloads": 21_081,
 }
 """Tokens of each room and of the root: may only go down, unless a feature is added: then by
 what the feature takes."""
-DENSITY = 9.64
+DENSITY = 9.63
 """Tokens a line: may only go down."""
 ANY_PER_10000 = 4.0
 """May only go down."""
 ALIASES_OF_ANY = 2
-DIALECT = 225
+DIALECT = 23
 """May only go down."""
 PRIVATE_READS = 0
 BY_STRING = 0

@@ -187,15 +187,16 @@ class Module:
     @staticmethod
     def _read(path: Path) -> dict[str, Part]:
         text = path.read_text("utf-8")
+        lines = text.splitlines()
         parts = {}
         for node in ast.parse(text).body:
-            source = ast.get_source_segment(text, node) or ""
+            source = "\n".join(lines[node.lineno - 1 : node.end_lineno])
             uses = set(re.findall(r"\w+", source))
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                decorators = [
-                    ast.get_source_segment(text, one) or "" for one in node.decorator_list
-                ]
-                marks = "\n".join(decorators)
+                marks = "\n".join(
+                    "\n".join(lines[mark.lineno - 1 : mark.end_lineno])
+                    for mark in node.decorator_list
+                )
                 uses |= set(re.findall(r"\w+", marks)) | {
                     f"fixture {argument.arg}" for argument in node.args.args
                 }

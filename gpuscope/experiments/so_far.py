@@ -35,7 +35,7 @@ def read_facts(folder: Path) -> tuple[dict[Path, ProcessFacts], list[Path]]:
     for path in sorted(folder.glob("*.json"), key=lambda path: path.name):
         try:
             every[path] = msgspec.convert(_foreign.load(path), ProcessFacts)
-        except (OSError, ValueError):
+        except (OSError, ValueError, msgspec.MsgspecError):
             unreadable.append(path)
     return every, unreadable
 

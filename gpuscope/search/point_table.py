@@ -34,7 +34,9 @@ POINTS = "points.jsonl"
 """The file of a folder that holds the points of all its tables."""
 _MOST_BYTES = 1 << 30
 """Of that file; a point has some 2,000, and more with several workloads."""
-_MALFORMED = ValueError, TypeError, KeyError, OverflowError, RecursionError
+_MALFORMED = (
+    ValueError, TypeError, KeyError, OverflowError, RecursionError, msgspec.MsgspecError
+)  # fmt: skip
 
 
 class _Line(msgspec.Struct, omit_defaults=True):

@@ -209,7 +209,7 @@ class _Reader:
         self.nbytes, self.is_open = self.nbytes + len(data), bool(data)
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            with suppress(ValueError, RecursionError):  # a notebook wrote it
+            with suppress(ValueError, msgspec.MsgspecError, RecursionError):  # a notebook wrote it
                 heard = msgspec.json.decode(line, type=ToldLine)
                 if heard.check is not None:
                     self._checks.setdefault(heard.check.name, heard.check)

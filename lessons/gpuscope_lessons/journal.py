@@ -80,7 +80,7 @@ class GradeJournal:
         self._entries: dict[str, Entry] = {}
         self._file.seek(0)
         for line in self._file:
-            with suppress(ValueError):  # a run was killed while it wrote it
+            with suppress(ValueError, msgspec.MsgspecError):  # a run was killed while it wrote it
                 entry = msgspec.convert(loads(line), Entry)
                 self._entries[entry.notebook] = entry
         if self._file.tell() and not line.endswith(b"\n"):

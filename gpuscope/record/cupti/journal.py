@@ -272,7 +272,7 @@ class JournalReader:
                 if self._at:
                     file.seek(0)
                     _, self._missing, _ = _HEADER.unpack(file.read(_HEADER.size))
-        except (OSError, ValueError, KeyError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, RecursionError, msgspec.MsgspecError) as error:
             raise TraceFormatError(
                 f"the journal {self.path.name!r} cannot be read: {error}"
             ) from error

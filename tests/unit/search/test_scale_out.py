@@ -622,11 +622,11 @@ def test_workers_of_a_tuning_have_the_gpu_that_was_opened_here():
 def cluster():
     distributed = pytest.importorskip("distributed")
     dask = pytest.importorskip("dask")
-    with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
-        distributed.LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None) as made,
-    ):
+    with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
+        made = distributed.LocalCluster(n_workers=4, threads_per_worker=1, dashboard_address=None)
         yield made
+        with contextlib.suppress(TimeoutError):  # old versions wait for workers that start again
+            made.close(timeout=30)
 
 
 @pytest.mark.no_cover

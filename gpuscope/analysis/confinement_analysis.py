@@ -269,7 +269,7 @@ def _partition(
     ----------
     groups
         Kernels by target; the first group was given to none.
-    owners, place
+    owners, position
         SM → its partitions, and partition → its place among those that the trace describes.
     """
     facts = trace.metadata.partition(name)

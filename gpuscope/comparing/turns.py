@@ -25,7 +25,7 @@ class Conditions:
         Medians; ``None`` where NVML does not tell.
     slowed
         For what the clock was held down from outside: a power cap is reached by the work itself.
-    others
+    other_processes
         Processes that had a context on it beside the one that is measured.
     """
 

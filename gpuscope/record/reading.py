@@ -34,7 +34,7 @@ class Reading:
         How long what ended is kept; ``None``: all the time.
     notes
         Gets what is missing.
-    kept
+    kept_batches
         The batches.
     journal
         Where what comes waits, if it does in a file.

@@ -2,7 +2,7 @@
  * one of its own.
  *
  * Nothing else can be changed, but for what is the process's: how often it was forked (_fastpath.c),
- * the launches that were noted (_launches.c) and their sites (_sites.c). */
+ * the launches that were noted (_launches.c), their sites (_sites.c) and graphs (_graphs.c). */
 
 #ifndef GPUSCOPE_FASTPATH_H
 #define GPUSCOPE_FASTPATH_H
@@ -95,11 +95,20 @@ int add_products(PyObject *module);
 int add_operands(PyObject *module);
 int add_events(PyObject *module);
 int add_launches(PyObject *module);
+int add_graphs(PyObject *module);
 int add_sites(PyObject *module);
 
 /* The number of the lines of Python that the calling thread is in; 0: none, or nobody asks. Any
  * thread, with the global lock or without. */
 uint32_t site_of_call(void);
+
+/* What a call that CUPTI tells of does with graphs, beside the bits in _launches.c: it instantiates one,
+ * launches one, or, both, uploads one. */
+enum { INSTANTIATES_GRAPH = 64, LAUNCHES_GRAPH = 128, OF_GRAPH = 192 };
+
+/* Take a call with one of these bits when it begins, at a time of CUPTI's clock, and when it ends. */
+void graph_call_begins(uint8_t role, const void *arguments, uint32_t correlation, uint64_t now);
+void graph_call_ends(uint8_t role, const void *arguments, uint32_t correlation, uint32_t returned);
 
 /* A unit that adds nothing but its `functions`. */
 #define ADD_FUNCTIONS(add)                                                                         \

@@ -164,19 +164,25 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
     if (which < 0 || which >= DOMAINS || data->correlation == 0 ||
         (writer == NULL && (data->is_exit || (writer = new_writer()) == NULL)))
         return;
+    uint8_t role = callback < CALLBACKS ? roles[which][callback] : 0;
     if (!data->is_exit) {
         if (which == DRIVER && writer->correlations[RUNTIME] == data->correlation)
             return; /* how the runtime does it */
         writer->correlations[which] = data->correlation;
         writer->sites[which] = site_of_call();
         __atomic_load_n(&get_timestamp, __ATOMIC_RELAXED)(&writer->starts[which]);
+        if (role & OF_GRAPH)
+            graph_call_begins(role, data->arguments, data->correlation, writer->starts[which]);
         return;
     }
     if (writer->correlations[which] != data->correlation)
         return;
     writer->correlations[which] = 0;
     uint32_t returned = data->returned == NULL ? 0 : *data->returned;
-    uint8_t role = callback < CALLBACKS ? roles[which][callback] : 0;
+    if (role & OF_GRAPH)
+        graph_call_ends(role, data->arguments, data->correlation, returned);
+    if (role & INSTANTIATES_GRAPH)
+        return; /* no work */
     if ((role & IS_QUERY) && returned == NOT_READY)
         return; /* what polls, polls often */
     Page *page = writer->last;

@@ -3,8 +3,8 @@
  * Whoever asks is called by the very thread whose frames are read: they are suspended in that call,
  * whether it holds Python's lock or not, and hold their code objects. Nothing is written to them, no
  * reference is taken, and no function of Python's is called that would need the lock. Of a code
- * object all that a line is made of is copied at its first sight; later its address and version
- * tell it, in 3.11, which has no versions, its bytes.
+ * object all that a line is made of is copied at its first sight; later its address tells it, until
+ * it is destroyed: the destructor of code objects notes addresses that a thread remembers.
  *
  * All of it is the process's. Codes and sites are kept as long as it lives. */
 
@@ -13,7 +13,10 @@
 
 #define DEPTH 2  /* lines of a site */
 #define WALK 64  /* frames that are looked at */
-#define SEEN 512 /* what a thread remembers */
+#define SETS 256 /* of codes that a thread remembers, by address: each is a line of the cache */
+#define WAYS 4
+#define SEEN 512 /* sites that a thread remembers */
+#define DESTROYED 256
 #define BUCKETS (1 << 14)
 #define MOST_SITES (1 << 18)
 #define MOST_CODE_BYTES ((size_t)64 << 20)
@@ -27,6 +30,7 @@ enum { CODE = 0, PREVIOUS = 8, INSTRUCTION = 56, OWNER = 70, OWNED_BY_C = 3 };
 #else
 enum { CODE = 32, PREVIOUS = 48, INSTRUCTION = 56, OWNER = 69, OWNED_BY_C = 3 };
 #endif
+#define IN_LIBRARY ((uintptr_t)1) /* beside the address of a code */
 #define TAG 7 /* bits of a reference that 3.14 uses for itself */
 #define IS_KNOWN (PY_VERSION_HEX < 0x030F0000)
 
@@ -51,11 +55,12 @@ typedef struct Site {
 
 typedef struct {
     struct {
-        const PyCodeObject *at;
-        uint32_t version;
-        const Code *code;
-    } codes[SEEN];
+        uintptr_t at;   /* of the code object; 0: none */
+        uintptr_t code; /* a `Code *`, and IN_LIBRARY if it is a library's */
+    } codes[SETS][WAYS];
     const Site *sites[SEEN];
+    uint64_t destroyed; /* how many codes had been, when it last looked */
+    uint8_t next[SETS]; /* way that is overwritten next */
 } Memory;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -67,6 +72,10 @@ static char **prefixes, **marks; /* of files that are no site; each ends with NU
 static int walkers;              /* recordings that ask for sites */
 static pthread_key_t memory_key;
 static __thread Memory *own_memory;
+static uint8_t is_remembered[1 << 16]; /* by a thread, perhaps: codes whose address has this hash */
+static uintptr_t destroyed[DESTROYED]; /* the latest addresses of codes that were remembered */
+static uint64_t destroyed_count;
+static destructor destroy_code; /* Python's own */
 
 static void
 forget(void *memory)
@@ -84,10 +93,13 @@ renew_lock(void)
 static Memory *
 memory_of_thread(void)
 {
-    if (own_memory == NULL && (own_memory = calloc(1, sizeof(Memory))) != NULL &&
-        pthread_setspecific(memory_key, own_memory) != 0) {
-        free(own_memory);
-        own_memory = NULL;
+    void *memory;
+    if (own_memory == NULL && posix_memalign(&memory, 64, sizeof(Memory)) == 0) {
+        memset(memory, 0, sizeof(Memory));
+        if (pthread_setspecific(memory_key, memory) == 0)
+            own_memory = memory;
+        else
+            free(memory);
     }
     return own_memory;
 }
@@ -193,68 +205,64 @@ interned_code(Code *code)
     return there;
 }
 
-static int
-is_still(const Code *code, const PyCodeObject *at)
-{
-#if PY_VERSION_HEX >= 0x030C0000
-    (void)code;
-    return at->co_version != 0; /* where versions ran out, nothing is remembered */
-#else
-    char text[4096];
-    PyObject *file = at->co_filename, *name = at->co_qualname, *table = at->co_linetable;
-    if (at->co_firstlineno != code->first_line ||
-        (size_t)PyBytes_GET_SIZE(table) != code->table_bytes)
-        return 0;
-    const char *content = code->content;
-    struct {
-        PyObject *text;
-        size_t nbytes;
-    } parts[] = {{file, code->file_bytes}, {name, code->name_bytes}};
-    for (int i = 0; i < 2; i++) {
-        const char *bytes = text;
-        if (PyUnicode_IS_COMPACT_ASCII(parts[i].text)) {
-            if ((size_t)PyUnicode_GET_LENGTH(parts[i].text) != parts[i].nbytes)
-                return 0;
-            bytes = PyUnicode_DATA(parts[i].text);
-        } else if (parts[i].nbytes > sizeof(text) ||
-                   put_text(parts[i].text, NULL) != parts[i].nbytes)
-            return 0;
-        else
-            put_text(parts[i].text, text);
-        if (memcmp(bytes, content, parts[i].nbytes) != 0)
-            return 0;
-        content += parts[i].nbytes;
-    }
-    return memcmp(PyBytes_AS_STRING(table), content, code->table_bytes) == 0;
-#endif
-}
-
 static uint32_t
-version_of(const PyCodeObject *code)
+hash_of_address(uintptr_t at)
 {
-#if PY_VERSION_HEX >= 0x030C0000
-    return code->co_version;
-#else
-    return (uint32_t)code->co_firstlineno;
-#endif
+    return (uint32_t)(at >> 4) * 0x9E3779B1u;
 }
 
-static const Code *
-code_of(Memory *memory, const PyCodeObject *at)
+/* Python's destructor of code objects, and a note where a thread may remember this one. Python offers
+ * watchers of code objects from 3.12 on only, to each interpreter for itself. */
+static void
+forget_code(PyObject *code)
 {
-    size_t slot = ((uintptr_t)at >> 5 ^ (uintptr_t)at >> 14) % SEEN;
-    uint32_t version = version_of(at);
-    if (memory->codes[slot].at == at && memory->codes[slot].version == version &&
-        is_still(memory->codes[slot].code, at))
-        return memory->codes[slot].code;
-    Code *copied = copy_of(at);
-    const Code *code = copied == NULL ? NULL : interned_code(copied);
-    if (code != NULL) {
-        memory->codes[slot].at = at;
-        memory->codes[slot].version = version;
-        memory->codes[slot].code = code;
+    uintptr_t at = (uintptr_t)code;
+    if (__atomic_load_n(&is_remembered[hash_of_address(at) >> 16], __ATOMIC_RELAXED)) {
+        pthread_mutex_lock(&lock);
+        destroyed[destroyed_count % DESTROYED] = at;
+        __atomic_store_n(&destroyed_count, destroyed_count + 1, __ATOMIC_RELEASE);
+        pthread_mutex_unlock(&lock);
     }
-    return code;
+    destroy_code(code);
+}
+
+/* Forget what was destroyed since this thread last looked: the address may be another code's. */
+static void
+forget_destroyed(Memory *memory)
+{
+    pthread_mutex_lock(&lock);
+    if (destroyed_count - memory->destroyed > DESTROYED)
+        memset(memory->codes, 0, sizeof(memory->codes));
+    else
+        for (; memory->destroyed < destroyed_count; memory->destroyed++) {
+            uintptr_t at = destroyed[memory->destroyed % DESTROYED];
+            for (int way = 0; way < WAYS; way++)
+                if (memory->codes[hash_of_address(at) >> 24][way].at == at)
+                    memory->codes[hash_of_address(at) >> 24][way].at = 0;
+        }
+    memory->destroyed = destroyed_count;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Return the code at an address, and IN_LIBRARY if it is a library's or what is there is no code; 0: no
+ * memory. */
+static uintptr_t
+code_of(Memory *memory, uintptr_t at)
+{
+    uint32_t hash = hash_of_address(at), set = hash >> 24;
+    for (int way = 0; way < WAYS; way++)
+        if (memory->codes[set][way].at == at)
+            return memory->codes[set][way].code;
+    if (Py_TYPE((const PyObject *)at) != &PyCode_Type)
+        return IN_LIBRARY;
+    Code *copied = copy_of((const PyCodeObject *)at);
+    const Code *code = copied == NULL ? NULL : interned_code(copied);
+    if (code == NULL)
+        return 0;
+    __atomic_store_n(&is_remembered[hash >> 16], 1, __ATOMIC_RELAXED);
+    uint8_t way = memory->next[set]++ % WAYS;
+    memory->codes[set][way].at = at;
+    return memory->codes[set][way].code = (uintptr_t)code | (code->is_library ? IN_LIBRARY : 0);
 }
 
 static int
@@ -310,6 +318,8 @@ find_site(void)
 #else
     const char *frame = thread->cframe == NULL ? NULL : (const char *)thread->cframe->current_frame;
 #endif
+    if (memory->destroyed != __atomic_load_n(&destroyed_count, __ATOMIC_ACQUIRE))
+        forget_destroyed(memory);
     Line lines[DEPTH];
     uint32_t count = 0;
     for (int i = 0; frame != NULL && i < WALK && count < DEPTH; i++) {
@@ -317,18 +327,15 @@ find_site(void)
         frame = *(const char *const *)(own + PREVIOUS);
         if (own[OWNER] >= OWNED_BY_C)
             continue;
-        uintptr_t tagged = *(const uintptr_t *)(own + CODE);
-        const PyCodeObject *at = (const PyCodeObject *)(tagged & ~(uintptr_t)TAG);
-        if (at == NULL || Py_TYPE((const PyObject *)at) != &PyCode_Type)
-            continue;
-        const Code *code = code_of(memory, at);
-        if (code == NULL)
+        uintptr_t at = *(const uintptr_t *)(own + CODE) & ~(uintptr_t)TAG;
+        uintptr_t found = at == 0 ? IN_LIBRARY : code_of(memory, at);
+        if (found == 0)
             return 0;
-        if (code->is_library)
+        if (found & IN_LIBRARY)
             continue;
         const char *instruction = *(const char *const *)(own + INSTRUCTION);
-        ptrdiff_t offset = instruction - at->co_code_adaptive;
-        lines[count++] = (Line){code, offset < 0 ? 0 : (uint32_t)offset};
+        ptrdiff_t offset = instruction - ((const PyCodeObject *)at)->co_code_adaptive;
+        lines[count++] = (Line){(const Code *)found, offset < 0 ? 0 : (uint32_t)offset};
     }
     return count == 0 ? 0 : number_of(memory, lines, count);
 }
@@ -432,6 +439,8 @@ serve_sites(PyObject *Py_UNUSED(module), PyObject *args)
         if (of_marks == NULL || of_prefixes == NULL)
             return PyErr_Occurred() ? NULL : PyErr_NoMemory();
         marks = of_marks;
+        destroy_code = PyCode_Type.tp_dealloc;
+        PyCode_Type.tp_dealloc = forget_code;
         __atomic_store_n(&prefixes, of_prefixes, __ATOMIC_RELEASE);
     }
     return PyBool_FromLong(prefixes != NULL);

@@ -125,6 +125,10 @@ class FakeCupti:
         self.zeroed = False
         self.thread_ids = 0
         self.lost = 0
+        self.whole_graphs = True
+        """Whether it can record graphs whole."""
+        self.graph_period_ns = None
+        self.met_unknown_graph = False
         self.asked = 0
         """How often a buffer was asked for."""
         self.contexts = []
@@ -276,6 +280,20 @@ class FakeLibrary:
         self._does("note_launches")
         assert handle.owner == self.cupti.holder == self.name
         self.cupti.noting = domains
+
+    def record_graphs(self, period_ns):
+        self._does("record_graphs", period_ns)
+        assert period_ns < 0 or self.cupti.noting, "a graph from before would crash it"
+        if period_ns < 0:
+            self.cupti.enabled.pop(layout.GRAPH, None)
+        elif self.cupti.whole_graphs:
+            self.cupti.enabled[layout.GRAPH] = "all"
+            self.cupti.graph_period_ns = period_ns
+        return period_ns < 0 or self.cupti.whole_graphs
+
+    @property
+    def met_unknown_graph(self):
+        return self.cupti.met_unknown_graph
 
     def limit_launches(self, nbytes):
         self.cupti.room = nbytes
@@ -487,6 +505,16 @@ class FakeGpu:
         if on is not None:
             fields |= {"context": on.raw.context, "stream": on.raw.number}
         return self.kernel(name, self.call(LAUNCH, thread=thread), **fields)
+
+    def foreign_graph(self, graph, *, nodes=3):
+        """Let another library launch a graph, which is recorded whole if that is on."""
+        correlation = self.call(GRAPH)
+        common = {"context": self.context, "device": self.info.index, "stream": DEFAULT_STREAM}
+        if layout.GRAPH in self.cupti.enabled:
+            self._work(layout.GRAPH, correlation=correlation, graph=graph, **common)
+        else:
+            for node in range(nodes):
+                self.kernel(f"node {node}", correlation, graph=graph, graph_node=node + 1)
 
     def foreign_copy(self, nbytes, *, kind=1, **fields):
         """Let another library copy, host to device unless said."""

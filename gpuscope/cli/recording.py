@@ -73,6 +73,13 @@ def record_command(
     stacks: Annotated[
         bool, typer.Option("--stacks/--no-stacks", help="Note which lines launched the work.")
     ] = True,
+    graphs: Annotated[
+        Literal["nodes", "launch", "sampled"],
+        typer.Option(
+            help="Of CUDA graphs record each node, or each launch as a whole, which costs less; "
+            "sampled: the nodes of one launch a second, too."
+        ),
+    ] = "nodes",
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="Write a report for each trace.")
     ] = True,
@@ -97,11 +104,13 @@ def record_command(
     suffix = f".{suffix.removeprefix('.')}"
     if of_suffix(f"trace{suffix}") is None:
         raise InvalidArgument(f"--format {suffix!r} is none of {suffixes('write')}")
+    if graphs != "nodes" and detail == "full":
+        raise InvalidArgument(f"--graphs {graphs} and --detail full exclude each other: take one")
     keep_ns = None if keep is None else length_ns("--keep", keep)
     name = program[0].rpartition(".")[2] if module else script.resolve().stem
     target, work = _claimed(out, name)
     order = json.dumps(
-        asdict(RecordingOrder(str(work.resolve()), device, detail, keep_ns, live, stacks))
+        asdict(RecordingOrder(str(work.resolve()), device, detail, keep_ns, live, stacks, graphs))
     )
     process = _start([*(["-m"] if module else []), *program], order)
     with _passing_signals_to(process):

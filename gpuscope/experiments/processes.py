@@ -231,7 +231,13 @@ class _Recorder:
         from gpuscope.record.source import Options  # noqa: PLC0415 - as above
 
         order = self.order
-        options = Options(source, order.detail, keep_ns=order.keep_ns, stacks=order.stacks)
+        options = Options(
+            source,
+            order.detail,
+            keep_ns=order.keep_ns,
+            stacks=order.stacks,
+            graphs=order.graphs,
+        )
         recording = Recording(devices, options)
         number = self._next
         self._next, self._recordings[number] = number + 1, recording

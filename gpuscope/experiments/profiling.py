@@ -18,7 +18,18 @@ from gpuscope.record.recorder import Recording
 from gpuscope.record.source import MEMORY_LIMIT, Options
 
 
-@door("device", "source", "detail", "launch_ids", "wait", "live", "keep", "hazards", "stacks")
+@door(
+    "device",
+    "source",
+    "detail",
+    "launch_ids",
+    "wait",
+    "live",
+    "keep",
+    "hazards",
+    "stacks",
+    "graphs",
+)
 @contextlib.contextmanager
 def profile(
     device: Device | None = None,
@@ -32,6 +43,7 @@ def profile(
     keep: str | float | None = None,
     hazards: bool = False,
     stacks: bool = True,
+    graphs: Literal["nodes", "launch", "sampled"] = "nodes",
 ) -> Iterator[Recording]:
     """Record everything that happens on a device inside the ``with`` block.
 
@@ -75,6 +87,11 @@ def profile(
     stacks
         Whether each call is told with the lines of Python that made it, outside installed
         packages; see :func:`gpuscope.analysis.launch_sites`.
+    graphs
+        ``"nodes"``: each node of a CUDA graph is recorded, which slows graphs of short kernels.
+        ``"launch"``: each launch of a graph is one row of kind ``graph``. ``"sampled"``: the same,
+        but once a second one launch of each graph has rows of its nodes instead. Graphs that were
+        instantiated before the recording are recorded by node.
 
     Yields
     ------
@@ -104,7 +121,7 @@ def profile(
     """
     keep_ns = length_ns("keep", keep) if keep is not None else None
     devices = (device,) if device is not None else _one_clock()
-    options = Options(source, detail, launch_ids, memory_limit, keep_ns, hazards, stacks)
+    options = Options(source, detail, launch_ids, memory_limit, keep_ns, hazards, stacks, graphs)
     recording = Recording(devices, options)
     view = _open_view(live)
     watching = started = False

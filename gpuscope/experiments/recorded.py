@@ -28,6 +28,7 @@ class RecordingOrder:
     keep_ns: int | None = None
     live: bool = False
     stacks: bool = True
+    graphs: Literal["nodes", "launch", "sampled"] = "nodes"
 
 
 @dataclass

@@ -13,8 +13,8 @@ import os
 import queue
 import sys
 import threading
-import time
 from collections.abc import Callable
+from time import time_ns
 from typing import Any
 
 from gpuscope._fork import free_in_children
@@ -50,7 +50,7 @@ def _set(logs: tuple[RangeLog, ...]) -> None:
     _logs = logs
     for owner, name, by in _METHODS if logs and not _replaced else ():
         method = vars(owner)[name]
-        ours = _bound(functools.partial(by, method), method)
+        ours = functools.update_wrapper(by(method), method)
         _replaced.append((owner, name, method, ours))
         setattr(owner, name, ours)
     while _replaced and not logs:
@@ -63,23 +63,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _set(()))
 
 
-def _bound(function: Method, like: Method) -> Method:
-    """Return a method, as a partial function is none."""
-
-    def ours(*args: Any, **named: Any) -> Any:
-        return function(*args, **named)
-
-    functools.update_wrapper(ours, like)
-    return ours
-
-
 def _now(name: str) -> RangeMoment:
-    return RangeMoment(name, thread_number(), time.time_ns(), site_here())
+    # A waiting thread that woke up holds Python's lock meanwhile: NamedTuple's own is thrice as long.
+    return tuple.__new__(RangeMoment, (name, thread_number(), time_ns(), site_here()))
 
 
 def _caller(otherwise: str) -> str:
     """Return what of the standard library calls a condition, such as "queue get"."""
-    frame = sys._getframe(3)  # behind the replacement and what it calls
+    frame = sys._getframe(2)  # behind the replacement
     if frame.f_code.co_name in ("notify_all", "wait_for"):
         frame = frame.f_back or frame
     code, caller = frame.f_code, frame.f_back
@@ -93,60 +84,73 @@ def _caller(otherwise: str) -> str:
 
 
 def _note(name: str, since_ns: int, by: RangeMoment | None = None) -> None:
-    thread = vars(threading)["_active"].get(threading.get_ident())  # current_thread() adds others
-    if name and not (thread and thread.name.startswith("gpuscope")):
-        now = _now(name)
+    if name:
+        entry = "hand-over", by, _now(name), since_ns
         for log in _logs:
-            log.moments.append(("hand-over", by, now, since_ns))
+            log.moments.append(entry)
 
 
-def _wait(wait: Method, self: Any, timeout: float | None = None) -> Any:
-    since_ns, is_woken = time.time_ns(), False
-    _woken.setdefault(id(self))
-    try:
-        is_woken = wait(self, timeout)
-    finally:
-        by = _woken.get(id(self)) if is_woken else None
-        if not self._waiters:
-            _woken.pop(id(self), None)
-        if time.time_ns() - since_ns >= _SHORT_NS:
-            _note(_caller("condition wait"), since_ns, by)
-    return is_woken
+def _waiting(wait: Method) -> Method:
+    def ours(self: Any, timeout: float | None = None) -> Any:
+        since_ns, is_woken = time_ns(), False
+        _woken.setdefault(id(self))
+        try:
+            is_woken = wait(self, timeout)
+        finally:
+            by = _woken.get(id(self)) if is_woken else None
+            if not self._waiters:
+                _woken.pop(id(self), None)
+            if time_ns() - since_ns >= _SHORT_NS:
+                _note(_caller("condition wait"), since_ns, by)
+        return is_woken
+
+    return ours
 
 
-def _notify(notify: Method, self: Any, n: int = 1) -> None:
-    if id(self) in _woken:
-        _woken[id(self)] = _now(_caller("condition notify"))
-    notify(self, n)
+def _notifying(notify: Method) -> Method:
+    def ours(self: Any, n: int = 1) -> None:
+        if id(self) in _woken:
+            _woken[id(self)] = _now(_caller("condition notify"))
+        notify(self, n)
+
+    return ours
 
 
-def _start(start: Method, self: threading.Thread) -> None:
-    by = _now("thread start")
-    start(self)
-    begun = RangeMoment(
-        "thread begins", self.native_id or 0, by.at_ns, 0
-    )  # or later: it is before all
-    for log in _logs:
-        log.thread_names[begun.thread] = self.name
-        log.moments.append(("thread start", by, begun, None))
+def _starting(start: Method) -> Method:
+    def ours(self: threading.Thread) -> None:
+        by = _now("thread start")
+        start(self)
+        begun = RangeMoment(
+            "thread begins", self.native_id or 0, by.at_ns, 0
+        )  # or later: it is before all
+        for log in _logs:
+            log.thread_names[begun.thread] = self.name
+            log.moments.append(("thread start", by, begun, None))
+
+    return ours
 
 
-def _block(name: str, call: Method, *args: Any, **named: Any) -> Any:
-    since_ns = time.time_ns()
-    try:
-        return call(*args, **named)
-    finally:
-        if time.time_ns() - since_ns >= _SHORT_NS:
-            _note(name, since_ns)
+def _blocking(name: str) -> Callable[[Method], Method]:
+    def replaced(call: Method) -> Method:
+        def ours(*args: Any, **named: Any) -> Any:
+            since_ns = time_ns()
+            try:
+                return call(*args, **named)
+            finally:
+                if time_ns() - since_ns >= _SHORT_NS:
+                    _note(name, since_ns)
+
+        return ours
+
+    return replaced
 
 
-_get = functools.partial(_block, "queue get")
-_METHODS: tuple[tuple[type, str, Method], ...] = (
-    (threading.Condition, "wait", _wait),
-    (threading.Condition, "notify", _notify),
-    (threading.Thread, "start", _start),
-    (threading.Thread, "join", functools.partial(_block, "thread join")),
-    (multiprocessing.queues.Queue, "get", _get),
-    (multiprocessing.queues.SimpleQueue, "get", _get),
+_METHODS: tuple[tuple[type, str, Callable[[Method], Method]], ...] = (
+    (threading.Condition, "wait", _waiting),
+    (threading.Condition, "notify", _notifying),
+    (threading.Thread, "start", _starting),
+    (threading.Thread, "join", _blocking("thread join")),
+    (multiprocessing.queues.Queue, "get", _blocking("queue get")),
+    (multiprocessing.queues.SimpleQueue, "get", _blocking("queue get")),
 )
-"""Whose method of which name is replaced, and what does it with the method before its arguments."""
+"""Whose method of which name is replaced, and what makes of the method the one that notes."""

@@ -162,7 +162,10 @@ class RangeLog:
         handed, self._handed = self._handed, []
         thread, since_ns = rows.ending or (NO_THREAD, 0)
         for entry in handed:
-            if entry[2].thread != thread or entry[2].at_ns < since_ns:
+            after = entry[2]
+            is_ending = after.thread == thread and after.at_ns >= since_ns
+            is_ours = self.thread_names.get(after.thread, "").startswith("gpuscope")
+            if not is_ending and not is_ours:
                 self._add_moments(*entry, rows)
         if rows.over:
             read = {*self._read, *(number for number, _ in taken)}

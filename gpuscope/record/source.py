@@ -89,6 +89,9 @@ class Options:
         Whether hazards are looked for.
     stacks
         Whether each call is told with the lines of Python that made it.
+    graphs
+        ``"nodes"``: each node of a graph is recorded; ``"launch"``: each launch of one;
+        ``"sampled"``: each launch, and once a second the nodes of one instead.
 
     Raises
     ------
@@ -103,13 +106,24 @@ class Options:
     keep_ns: int | None = None
     hazards: bool = False
     stacks: bool = True
+    graphs: Literal["nodes", "launch", "sampled"] = "nodes"
 
     def __post_init__(self) -> None:
-        choices = {"source": ("auto", "cupti", "events"), "detail": ("launches", "full")}
-        for name, allowed in {**choices, "launch_ids": (True, False, "runtime")}.items():
+        choices: dict[str, tuple[str | bool, ...]] = {
+            "source": ("auto", "cupti", "events"),
+            "detail": ("launches", "full"),
+            "launch_ids": (True, False, "runtime"),
+            "graphs": ("nodes", "launch", "sampled"),
+        }
+        for name, allowed in choices.items():
             if (value := getattr(self, name)) not in allowed:
                 choice = " or ".join(map(str, allowed))
                 raise GpuscopeError(f"{name} is {value!r}; it can be {choice}")
+        if self.graphs != "nodes" and (self.detail == "full" or self.launch_ids is not True):
+            raise GpuscopeError(
+                f"graphs={self.graphs!r} needs the calls that launch graphs to be noted: leave "
+                "detail and launch_ids as they are, or take graphs='nodes'"
+            )
 
 
 @dataclass

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -39,9 +39,9 @@ _PREPARED = 3
 
 _WORK_KINDS = (layout.KERNEL, layout.MEMCPY, layout.MEMSET, layout.PEER_COPY)
 KINDS = (*_WORK_KINDS, layout.CONTEXT, layout.STREAM, layout.MARKER, layout.MARKER_DATA)
-"""Recorded always. Kernels of graphs are recorded each: records of whole graphs
-(GRAPH_TRACE) crash a process whose graphs were instantiated before they were enabled
-(libcupti 13.0, driver 580)."""
+"""Recorded always."""
+BY_NODE = -1
+"""Instead of a period: no graph is recorded whole."""
 _API_KINDS: Mapping[str, tuple[int, ...]] = {
     "none": (),
     "runtime": (layout.RUNTIME,),
@@ -55,6 +55,15 @@ _DOMAINS = {layout.RUNTIME: RUNTIME_API, layout.DRIVER: DRIVER_API}
 Sink = Callable[[int, Array], None]
 """Takes the number of a buffer and its bytes, which it must not change. A number that comes again
 is the same buffer."""
+
+
+class _Owner(NamedTuple):
+    """A recording, and what it asked for: see :meth:`Collector.begin`."""
+
+    sink: Sink
+    limit: int
+    apis: str
+    graph_period_ns: int
 
 
 class Collector:
@@ -75,7 +84,7 @@ class Collector:
         self.flights = free_in_children(threading.Lock())
         """Held while a recording sends canaries: none begins amid another's."""
         self._lock = free_in_children(threading.RLock())
-        self._owners: dict[int, tuple[Sink, int, str]] = {}
+        self._owners: dict[int, _Owner] = {}
         self._undo = contextlib.ExitStack()
         self._arrays: dict[int, Array] = {}
         self._ready: list[Array] = []
@@ -93,6 +102,7 @@ class Collector:
         """What is left to do of an end that was interrupted."""
         self._limit = 0
         self._apis = "none"
+        self._graph_period_ns = BY_NODE
         self._registered = False
         self._process = os.getpid()
         # C keeps their addresses, also when nothing is recorded.
@@ -120,7 +130,9 @@ class Collector:
             self._full.append((buffer, used))
 
     # -- owners -----------------------------------------------------------------------
-    def begin(self, owner: int, sink: Sink, *, apis: str, limit: int) -> None:
+    def begin(
+        self, owner: int, sink: Sink, *, apis: str, limit: int, graph_period_ns: int = BY_NODE
+    ) -> None:
         """Collect for one more recording.
 
         Parameters
@@ -130,6 +142,9 @@ class Collector:
             driver's calls, too) or ``"all"``: which API calls to record.
         limit
             Bytes of buffers at most while several record, the largest counts.
+        graph_period_ns
+            Each graph is recorded whole, but for the first launch in so many ns, whose nodes are;
+            0: whole always; :data:`BY_NODE`: all nodes always. Of several the most is recorded.
 
         Raises
         ------
@@ -145,13 +160,14 @@ class Collector:
                     "works in a forked child: start it with multiprocessing's 'spawn' method"
                 )
             first = not self._owners
-            self._owners[owner] = (sink, limit, apis)
-            self._limit = max(limit for _, limit, _ in self._owners.values())
+            self._owners[owner] = _Owner(sink, limit, apis, graph_period_ns)
+            self._limit = max(each.limit for each in self._owners.values())
             self.library.limit_launches(self._limit)
             try:
                 if first:
                     self._open()
                 self._choose_apis()
+                self._choose_graphs()
             except BaseException:
                 with contextlib.suppress(Exception):  # the first error tells more
                     self.end(owner, taken_over=False)
@@ -179,7 +195,7 @@ class Collector:
 
     def _choose_apis(self) -> None:
         rank = list(_API_KINDS)
-        wanted = [apis for _, _, apis in self._owners.values()]
+        wanted = [each.apis for each in self._owners.values()]
         if self.notes_launches:
             launches = (detail for detail in wanted if detail != "all")
             noted = max(launches, key=rank.index, default="none")
@@ -202,6 +218,21 @@ class Collector:
                 self.library.disable(kind)
         self._apis = apis
 
+    def _choose_graphs(self) -> None:
+        """Record graphs as who wants most does, where it is known which can be recorded whole."""
+        wanted = {each.graph_period_ns for each in self._owners.values()}
+        is_known = self._noted == "launches"
+        period_ns = max(wanted) if is_known and BY_NODE not in wanted else BY_NODE
+        if period_ns != self._graph_period_ns:
+            self._graph_period_ns = BY_NODE  # should it fail
+            if self.library.record_graphs(period_ns):
+                self._graph_period_ns = period_ns
+
+    @property
+    def records_whole_graphs(self) -> bool:
+        """Whether launches of graphs are recorded whole, as far as that is possible."""
+        return self._graph_period_ns != BY_NODE
+
     def _prepare(self) -> None:
         """Have buffers ready whose pages exist."""
         while len(self._ready) < _PREPARED:
@@ -221,6 +252,7 @@ class Collector:
             if len(self._owners) > 1:
                 del self._owners[owner]
                 self._choose_apis()
+                self._choose_graphs()
                 return
             self._steps = self._steps or self._last_steps(taken_over=taken_over)
             first: BaseException | None = None
@@ -238,6 +270,7 @@ class Collector:
         steps: list[Callable[[], object]] = []
         if self._registered and not taken_over:
             kinds = (*order.KINDS, *reversed(KINDS), *_API_KINDS["all"])
+            steps += [partial(self.library.record_graphs, BY_NODE)]
             steps += [partial(self.library.disable, kind) for kind in kinds]
             steps += [partial(self.library.flush, forced=True), self._hand_over_rest]
         return [*steps, self._forget, self._undo.close, self._owners.clear]
@@ -250,6 +283,7 @@ class Collector:
         self._ready.clear()
         self._registered = self.notes_launches = False
         self._apis = self._noted = "none"
+        self._graph_period_ns = BY_NODE
         self._launches.clear()
 
     @property
@@ -281,8 +315,8 @@ class Collector:
             self.refused += bool(dropped)
         while self._launches:
             number, noted = self._launches[0]
-            for sink, _, _ in self._owners.values():
-                sink(number, np.frombuffer(noted, np.uint8))
+            for each in self._owners.values():
+                each.sink(number, np.frombuffer(noted, np.uint8))
             del self._launches[0]
         while self._full:
             address, used = self._full[0]
@@ -291,8 +325,8 @@ class Collector:
             small = used < BUFFER_BYTES // 2
             if small:
                 records = records.copy()
-            for sink, _, _ in self._owners.values():
-                sink(number, records)
+            for each in self._owners.values():
+                each.sink(number, records)
             del self._full[0]
             self._arrays.pop(address, None)
             if small and len(self._ready) < _PREPARED:
@@ -306,8 +340,8 @@ class Collector:
         and the callback with it. What nobody wrote to is zero. CUPTI may think that it has them.
         """
         for address in self._arrays.keys() - {address for address, _ in self._full}:
-            for sink, _, _ in self._owners.values():
-                sink(self._numbers[address], self._arrays[address])
+            for each in self._owners.values():
+                each.sink(self._numbers[address], self._arrays[address])
 
     @property
     def dropped(self) -> int:

@@ -127,6 +127,9 @@ FIELDS: Mapping[int, Mapping[str, tuple[int, str]]] = {
         (40, "u8", "sync"),
     ),
     CUDA_EVENT: _fields((4, "u4", "correlation context stream"), (48, "u8", "sync")),
+    GRAPH: _fields(
+        (4, "u4", "correlation"), (8, "u8", "start end"), (24, "u4", "device graph context stream")
+    ),
 }
 """Kind → field → (offset in bytes, NumPy type): the fields that traces use."""
 

@@ -61,7 +61,8 @@ _ROLES = {
 }
 _SUBJECTS = {OF_EVENT: 1, ENDS: 1, OF_STREAM: 2, OF_CONTEXT: 16, RECORDS: 3, AWAITS: 32 | 3}
 _PER_THREAD, _QUERY = 4, 8
-"""What ``_launches.c`` knows of the subject of a call."""
+_OF_GRAPHS = {"GraphInstantiate": 64, "GraphLaunch": 128, "GraphUpload": 192}
+"""What ``_launches.c`` knows of the subject of a call, and of what it does with graphs."""
 
 
 class _Subscription(ctypes.Structure):
@@ -101,6 +102,8 @@ class Library:
             calls = itertools.product((DRIVER_API, RUNTIME_API), range(_CALLBACKS))
             subjects = bytes(_subject(self.callback_name(*call)) for call in calls)
             self._callback = ctypes.c_void_p(fastpath.serve_launches(*at, capturing, subjects))
+            switches = (self._c.cuptiActivityEnable, self._c.cuptiActivityDisable)
+            fastpath.serve_graphs(*(ctypes.cast(one, ctypes.c_void_p).value for one in switches))
 
     def _call(self, name: str, *arguments: int) -> Any:
         """Call cupti-python and translate its errors."""
@@ -205,6 +208,21 @@ class Library:
                     "cuptiEnableCallback", int(domain in domains), subscription, domain, callback
                 )
 
+    def record_graphs(self, period_ns: int) -> bool:
+        """Record launches of graphs whole, but for one in so many ns of each graph; -1: none whole.
+
+        Returns
+        -------
+        bool
+            Whether that is possible.
+        """
+        return period_ns < 0 if fastpath is None else bool(fastpath.record_graphs(period_ns))
+
+    @property
+    def met_unknown_graph(self) -> bool:
+        """Whether a graph was launched that cannot be recorded whole, and none is since."""
+        return fastpath is not None and bool(fastpath.met_unknown_graph())
+
     def limit_launches(self, nbytes: int) -> None:
         """Let what was noted and not taken use that much memory; the rest is dropped."""
         if fastpath is not None:
@@ -276,7 +294,7 @@ def is_capture(name: str) -> bool:
 
 
 def _is_noted(name: str) -> bool:
-    return role_of(name) != OTHER or is_capture(name)
+    return role_of(name) != OTHER or is_capture(name) or bool(_of_graphs(name))
 
 
 def _is_other(name: str) -> bool:
@@ -285,8 +303,14 @@ def _is_other(name: str) -> bool:
 
 def _subject(name: str) -> int:
     """Return what a call is about, as ``_launches.c`` knows it."""
+    if of_graphs := _of_graphs(name):
+        return of_graphs
     subject = _SUBJECTS.get(role_of(name), 0)
     return subject and subject | _PER_THREAD * ("_ptsz" in name) | _QUERY * ("Query" in name)
+
+
+def _of_graphs(name: str) -> int:
+    return next((bits for part, bits in _OF_GRAPHS.items() if part in name), 0)
 
 
 def text_at(address: int) -> str:

@@ -386,7 +386,8 @@ class Links:
         is_first[firsts] = True
         flop_count = tables.stated([call.flop_count for call in calls], which, is_first)
         nbytes = tables.stated([call.nbytes for call in calls], which, is_first)
-        nbytes = np.where(work["work"] != tables.KERNEL, work["bytes"].astype(np.int64), nbytes)
+        is_moved = (work["work"] == tables.COPY) | (work["work"] == tables.SET)
+        nbytes = np.where(is_moved, work["bytes"].astype(np.int64), nbytes)
         for name, amounts in (("flop_count", flop_count), ("nbytes", nbytes)):
             if (amounts >= 0).any():
                 columns[name] = arrow.nullable(amounts, amounts < 0)

@@ -21,7 +21,7 @@ from gpuscope.record import nvtx
 from gpuscope.record.clock import ClockFit, ClockWatch
 from gpuscope.record.cupti import order
 from gpuscope.record.cupti.afar import BufferFacts
-from gpuscope.record.cupti.collector import get_collector
+from gpuscope.record.cupti.collector import BY_NODE, get_collector
 from gpuscope.record.cupti.journal import Journal, Stored
 from gpuscope.record.cupti.links import Links
 from gpuscope.record.cupti.order import EventOrder
@@ -39,6 +39,7 @@ _PART = 16
 _tags = itertools.count()
 _TAGS = 400
 _API_CALLS: Mapping[bool | str, str] = {False: "none", True: "launches", "runtime": "runtime"}
+_GRAPH_PERIODS_NS = {"nodes": BY_NODE, "launch": 0, "sampled": 1_000_000_000}
 
 
 class CuptiSource(Source):
@@ -63,6 +64,7 @@ class CuptiSource(Source):
         self._cuda = [device for device in devices if device.info.kind == "cuda"]
         self._which = "all" if options.detail == "full" else _API_CALLS[options.launch_ids]
         self._limit = options.memory_limit
+        self._graphs = options.graphs
         self._collector = get_collector()
         library = self._collector.library
         counts = dict.fromkeys(("received", "dropped", "unmatched", "unread_bytes"), 0)
@@ -107,7 +109,13 @@ class CuptiSource(Source):
                 raise
 
     def _begin(self) -> None:
-        self._collector.begin(id(self), self._receive, apis=self._which, limit=self._limit)
+        self._collector.begin(
+            id(self),
+            self._receive,
+            apis=self._which,
+            limit=self._limit,
+            graph_period_ns=_GRAPH_PERIODS_NS[self._graphs],
+        )
         self._records.noted = self._collector.notes_launches and self._which != "all"
         if self._records.tells_waits:
             polls = ("host wait",) if self._records.noted else ()
@@ -115,6 +123,8 @@ class CuptiSource(Source):
         self._before = (self._collector.dropped, self._collector.refused)
         if self._collector.note:
             self._completeness.notes.append(self._collector.note)
+        if self._graphs != "nodes":
+            self._completeness.notes.append(self._graph_note())
         self._records.canaries = [Canaries(device, self._tag) for device in self._cuda]
         self._places.learn_all()
         self._collector.collect(forced=not self._collector.is_shared)
@@ -140,6 +150,15 @@ class CuptiSource(Source):
                 "libcupti before the first NVTX call. Call gpuscope.open_device() before "
                 "anything uses NVTX, or set it when starting Python"
             )
+
+    def _graph_note(self) -> str:
+        if not self._collector.records_whole_graphs:
+            return (
+                "each node of a graph is recorded: to record graphs whole, gpuscope has to note "
+                "each of their launches, and to be the only recording"
+            )
+        once = ", and once a second the nodes of one instead" * (self._graphs == "sampled")
+        return f"launches of graphs are recorded whole{once}"
 
     def _kinds_of_order(self) -> tuple[int, ...]:
         """Return the kinds of CUPTI's records of waits, where notes of calls do not suffice.
@@ -249,6 +268,12 @@ class CuptiSource(Source):
             completeness.lost(
                 "another CUPTI client took the recording over while it ran: the last canary "
                 "kernels left no record, and what ran since then may be missing"
+            )
+        if self._graphs != "nodes" and self._collector.library.met_unknown_graph:
+            completeness.notes.append(
+                "since the launch of a graph that was instantiated before the recording each node "
+                "is recorded: CUPTI would crash. Instantiate graphs in the recording, or run the "
+                f"program with: gpuscope record --graphs {self._graphs}"
             )
         if refused:
             completeness.lost(

@@ -25,15 +25,23 @@ Columns: TypeAlias = "dict[str, Array]"
 Column: TypeAlias = "Array | pa.Array | None"
 """A column of a table."""
 
-KERNEL, COPY, SET = 0, 1, 2
-_WORK_KINDS = ("kernel", "memcpy", "memset")
+KERNEL, COPY, SET, GRAPH = 0, 1, 2, 3
+_WORK_KINDS = ("kernel", "memcpy", "memset", "graph")
+_WORK = {
+    layout.KERNEL: KERNEL,
+    layout.MEMCPY: COPY,
+    layout.PEER_COPY: COPY,
+    layout.MEMSET: SET,
+    layout.GRAPH: GRAPH,
+}
+"""Kind of record → what it is of."""
 _CONFIG = (
     *(f"{size}_{axis}" for size in ("grid", "block", "cluster") for axis in "xyz"),
     *("registers", "static_shared", "dynamic_shared"),
 )
-_SHARED = ("start", "end", "device", "context", "stream", "correlation", "graph", "graph_node")
+_SHARED = ("start", "end", "device", "context", "stream", "correlation", "graph")
 _TYPES = {
-    **dict.fromkeys(("name", "bytes"), np.uint64),
+    **dict.fromkeys(("name", "bytes", "graph_node"), np.uint64),
     **dict.fromkeys(("copy_kind", "src_kind", "dst_kind"), np.uint8),
 }
 """Type of what only some kinds of work have."""
@@ -52,10 +60,9 @@ def select(columns: Columns, rows: Array) -> Columns:
 
 
 def work_of(records: Mapping[int, Columns]) -> Columns | None:
-    """Return kernels, copies and memsets of a buffer in one set of columns."""
+    """Return kernels, copies, memsets and whole graphs of a buffer in one set of columns."""
     parts = []
-    works = {layout.KERNEL: KERNEL, layout.MEMCPY: COPY, layout.PEER_COPY: COPY, layout.MEMSET: SET}
-    for kind, work in works.items():
+    for kind, work in _WORK.items():
         if kind not in records:
             continue
         raw = records[kind]
@@ -176,17 +183,21 @@ def work_columns(work: Columns, name_at: Callable[[int], str]) -> dict[str, Colu
     count = len(work["start"])
     kind = work["work"].astype(np.int64)
     codes, addresses = arrow.coded(work["name"])
-    names = [*map(name_at, addresses)]
-    labels = [f"{kind} copy" for kind in COPY_KINDS]
-    copies, moved = kind == COPY, kind != KERNEL
+    graph_codes, graphs = arrow.coded(work["graph"])
+    copies, moved = kind == COPY, (kind == COPY) | (kind == SET)
     copy_kinds = _known(work["copy_kind"], COPY_KINDS)
+    names = [*map(name_at, addresses), *(f"{copy_kind} copy" for copy_kind in COPY_KINDS)]
+    first_graph, memset = len(names), len(names) + len(graphs)
+    names += [*(f"graph {number}" for number in graphs), "memset"]
     name_codes = np.select(
-        [kind == KERNEL, copies], [codes, len(names) + copy_kinds], len(names) + len(labels)
+        [kind == KERNEL, copies, kind == GRAPH],
+        [codes, len(addresses) + copy_kinds, first_graph + graph_codes],
+        memset,
     )
     end = work["end"].astype(np.int64)
     columns: dict[str, Column] = {
         "kind": arrow.text_column(kind, _WORK_KINDS),
-        "name": arrow.text_column(name_codes, [*names, *labels, "memset"]),
+        "name": arrow.text_column(name_codes, names),
         "end_ns": arrow.nullable(end, end == 0),
         "device": work["device"].astype(np.int16),
         "context": work["context"].astype(np.int64),

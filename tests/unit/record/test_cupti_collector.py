@@ -948,3 +948,57 @@ def test_what_a_sink_did_not_take_comes_again_with_its_number(world):
     world.collector.end(1, taken_over=False)
     assert len(taken) == 2
     assert taken[0] == taken[1]
+
+
+# -- graphs ----------------------------------------------------------------------------------
+@pytest.mark.parametrize(("graphs", "period_ns"), [("launch", 0), ("sampled", 1_000_000_000)])
+def test_launches_of_graphs_are_rows_where_they_are_recorded_whole(world, graphs, period_ns):
+    with world.profile(graphs=graphs) as recording:
+        world.gpu.foreign("alone")
+        world.gpu.foreign_graph(17)
+        world.gpu.foreign_graph(18)
+    trace = recording.trace
+    assert trace.metadata.complete
+    if not world.cupti.notes:  # a graph that was instantiated before could not be told
+        assert len(trace.where(kind="kernel")) == 7
+        assert not len(trace.where(kind="graph"))
+        return
+    assert world.cupti.graph_period_ns == period_ns
+    assert names(trace) == ["alone"]
+    whole = rows(trace, "graph")
+    assert [(row["name"], row["graph"]) for row in whole] == [("graph 17", 17), ("graph 18", 18)]
+    assert all(row["graph_node"] is row["nbytes"] is row["launch_config"] is None for row in whole)
+    assert all(row["end_ns"] > row["start_ns"] for row in whole)
+    calls = {row["id"]: row["name"] for row in rows(trace, "api")}
+    launched_by = {edge["to"]: edge["from"] for edge in trace.edges.to_pylist()}
+    assert {calls[launched_by[row["id"]]] for row in whole} == {"cudaGraphLaunch_v10000"}
+    assert world.cupti.at_rest
+
+
+def test_of_recordings_at_the_same_time_one_that_wants_nodes_gets_them(world):
+    with world.profile(graphs="launch") as outer:
+        world.gpu.foreign_graph(1)
+        with world.profile() as inner:
+            world.gpu.foreign_graph(2)
+        world.gpu.foreign_graph(3)
+    assert len(inner.trace.where(kind="kernel")) == 3
+    assert [row["graph"] for row in rows(outer.trace, "graph")] == [1, 3] * world.cupti.notes
+    assert world.cupti.at_rest
+
+
+def test_graphs_that_are_not_recorded_whole_after_all_are_told(world):
+    world.cupti.met_unknown_graph = world.cupti.notes
+    with world.profile(graphs="launch") as recording:
+        world.gpu.foreign("k")
+    assert any("gpuscope" in note for note in recording.trace.metadata.notes)
+    world.cupti.whole_graphs = False
+    with world.profile(graphs="launch") as recording:
+        world.gpu.foreign_graph(1)
+    assert len(recording.trace.where(kind="kernel")) == 3
+    assert any("node" in note for note in recording.trace.metadata.notes)
+
+
+@pytest.mark.parametrize("other", [{"detail": "full"}, {"launch_ids": False}])
+def test_whole_graphs_need_the_calls_that_launch_them(world, other):
+    with pytest.raises(GpuscopeError, match="graphs='launch'"):
+        world.recording(graphs="launch", **other)

@@ -308,3 +308,156 @@ def test_where_the_driver_cannot_be_asked_nothing_counts_as_captured(noting):
     noting.serve(None)
     noting.launch(1, callback=RECORD, argument=0xE0, second=0xA0)
     assert noting.subjects() == {1: (1 << 62 | CONTEXT << 32 | 17, 0xE0)}
+
+
+INSTANTIATE, GRAPH_LAUNCH, UPLOAD = 390, 311, 392
+ROLES |= {
+    (RUNTIME_API, INSTANTIATE): 64,
+    (RUNTIME_API, GRAPH_LAUNCH): 128,
+    (DRIVER_API, GRAPH_LAUNCH): 128,
+    (RUNTIME_API, UPLOAD): 192,
+}
+GRAPH_TRACE = 51
+ALWAYS_WHOLE, BY_NODE = 0, -1
+
+
+class Graphs:
+    """A program that uses graphs, and which of its launches CUPTI would record whole."""
+
+    def __init__(self, noting):
+        self._noting, self._module = noting, noting._module
+        self._number = itertools.count(1).__next__
+        self.is_whole = False
+        self.refuses = False
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_uint32)
+        self._switches = [kind(lambda kind, on=on: self._switch(kind, on=on)) for on in (1, 0)]
+        self._module.serve_graphs(
+            *(ctypes.cast(switch, ctypes.c_void_p).value for switch in self._switches)
+        )
+
+    def _switch(self, kind, *, on):
+        assert kind == GRAPH_TRACE
+        if not self.refuses:
+            self.is_whole = bool(on)
+        return int(self.refuses)
+
+    def record(self, period):
+        return self._module.record_graphs(period)
+
+    def instantiate(self, handle, during=lambda: None, **facts):
+        number, into = self._number(), ctypes.c_uint64(handle)
+        facts |= {"callback": INSTANTIATE, "argument": ctypes.addressof(into)}
+        self._noting(ENTER, number, **facts)
+        during()
+        self._noting(EXIT, number, **facts)
+
+    def launch(self, handle, **facts):
+        """Return whether the launch is recorded whole."""
+        number, facts = self._number(), {"callback": GRAPH_LAUNCH, "argument": handle} | facts
+        self._noting(ENTER, number, **facts)
+        is_whole = self.is_whole
+        self._noting(EXIT, number, **facts)
+        return is_whole
+
+    @property
+    def met_unknown(self):
+        return self._module.met_unknown_graph()
+
+
+@pytest.fixture
+def graphs(noting):
+    return Graphs(noting)
+
+
+def test_graphs_are_recorded_by_node_unless_asked_otherwise(graphs):
+    graphs.instantiate(0xA0)
+    assert not graphs.launch(0xA0)
+    assert graphs.record(BY_NODE)
+    assert not graphs.launch(0xA0)
+    assert not graphs.met_unknown
+
+
+def test_what_was_instantiated_in_the_recording_is_recorded_whole(graphs, noting):
+    assert graphs.record(ALWAYS_WHOLE)
+    for handle in range(0xA0, 0xA0 + 8 * 300, 8):  # more than the first table holds
+        graphs.instantiate(handle)
+    assert all(graphs.launch(handle) for handle in range(0xA0, 0xA0 + 8 * 300, 8))
+    assert graphs.launch(0xA0, domain=DRIVER_API)
+    graphs.record(BY_NODE)
+    assert not graphs.launch(0xA0)
+    assert len(noting.correlations()) == 302  # an instantiation is no work
+
+
+@pytest.mark.parametrize("callback", [GRAPH_LAUNCH, UPLOAD])
+def test_a_graph_from_before_switches_whole_graphs_off_before_its_launch(graphs, callback):
+    graphs.instantiate(0xB0)
+    graphs.record(ALWAYS_WHOLE)
+    graphs.instantiate(0xA0)
+    assert graphs.launch(0xA0)
+    assert not graphs.launch(0xB0, callback=callback)
+    assert graphs.met_unknown
+    assert not graphs.launch(0xA0)
+    graphs.instantiate(0xC0)
+    assert not graphs.launch(0xC0)
+
+
+def test_what_was_known_in_a_former_recording_is_unknown_in_the_next(graphs):
+    graphs.record(ALWAYS_WHOLE)
+    graphs.instantiate(0xA0)
+    graphs.record(BY_NODE)  # meanwhile another graph may have got the handle
+    graphs.record(ALWAYS_WHOLE)
+    assert not graphs.launch(0xA0)
+    assert graphs.met_unknown
+
+
+def test_an_instantiation_that_failed_or_saw_whole_graphs_go_leaves_its_handle_unknown(graphs):
+    graphs.record(ALWAYS_WHOLE)
+    graphs.instantiate(0xA0, returned=1)
+
+    def restart():
+        graphs.record(BY_NODE)
+        graphs.record(ALWAYS_WHOLE)
+
+    graphs.instantiate(0xB0, during=restart)
+    graphs.instantiate(0xC0)
+    assert graphs.launch(0xC0)
+    assert not graphs.launch(0xB0)
+    graphs.record(BY_NODE)
+    graphs.record(ALWAYS_WHOLE)
+    graphs.instantiate(0xA0, returned=1)
+    assert not graphs.launch(0xA0)
+
+
+def test_once_in_a_while_the_nodes_of_each_graph_are_timed(graphs):
+    graphs.record(40)  # of the clock, which goes on by 1 at each reading
+    for handle in (0xA0, 0xB0):
+        graphs.instantiate(handle)
+    launches = [graphs.launch(0xA0) for _ in range(60)]
+    assert graphs.is_whole
+    by_node = [number for number, is_whole in enumerate(launches) if not is_whole]
+    assert by_node == [0, 20, 40]  # two readings a launch
+    assert not graphs.launch(0xB0)
+    assert graphs.launch(0xB0)
+
+
+def test_no_nodes_are_timed_while_a_graph_is_instantiated(graphs):
+    graphs.record(1)
+    graphs.instantiate(0xA0)
+    seen = []
+
+    def launch_in_another_thread():
+        thread = threading.Thread(target=lambda: seen.append(graphs.launch(0xA0)))
+        thread.start()
+        thread.join()
+
+    graphs.instantiate(0xB0, during=launch_in_another_thread)
+    assert seen == [True]
+    assert not graphs.launch(0xA0)
+
+
+def test_where_cupti_refuses_graphs_stay_recorded_by_node(graphs):
+    graphs.refuses = True
+    assert not graphs.record(ALWAYS_WHOLE)
+    graphs.instantiate(0xA0)
+    assert not graphs.launch(0xA0)
+    assert graphs.record(BY_NODE)

@@ -1,4 +1,5 @@
-"""Programs that are recorded, and who records them: one measured process of recorders.py.
+"""Programs that are recorded, and who records them: one measured process of
+recording_programs.py.
 
     python benchmarks/recorded_work.py turns PROGRAM SECONDS ROUNDS OUT MODE [MODE ...]
     python benchmarks/recorded_work.py once PROGRAM SECONDS OUT

@@ -1,30 +1,20 @@
-"""What recorders cost whole programs, ours and others, and what each gives for it.
+"""What recorders add to a launch, ours and others, all measured the same way.
 
-    python benchmarks/recorders.py [--only ours|others|once|kernels] [--program NAME ...]
-                                   [--rounds N] [--seconds S] [--out FILE]
+    python benchmarks/recorders.py [--out benchmarks/results/recorders.json]
 
-The programs are Hugging Face's models and loops with random weights (recorded_work.py), and
-``torch.mm`` of 64³. *ours* and *others*: blocks that are recorded stand between blocks that are
-not, in one process; what a recorder costs is told of each block against its two neighbours, and
-where our own cost goes by what is left out. *once*: processes in turns, for who records whole
-processes, and the seconds after a program's end. *kernels*: the medians of a program's kernels,
-beside those that Nsight Systems tells. Needs a CUDA GPU, PyTorch and transformers; Nsight Systems
-is compared where it is found.
+Each recorder has processes of its own, which take turns with bare ones; a process tells the least
+of its loops. Needs a CUDA GPU and PyTorch; Nsight Systems is compared where it is found.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
-import os
+import math
 import sqlite3
 import statistics
 import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,201 +26,69 @@ import gpuscope as gs
 from gpuscope import _nsys
 from gpuscope.errors import MissingDependency
 
-HERE = Path(__file__).resolve().parent
-PROGRAMS = {
-    "mm": "torch.mm 64³",
-    "decode": "generate() of a Llama of 6 layers, eager",
-    "decode_graph": "a Llama of 12 layers, a CUDA graph a token",
-    "train": "fine-tuning a BERT of 4 layers",
-    "server": "a server of 8 clients",
-}
-UNITS = {"mm": "launches", "decode": "tokens", "decode_graph": "tokens", "train": "steps",
-         "server": "answers"}  # fmt: skip
-OURS = (
-    "bare again",
-    "CUPTI",
-    "CUPTI, kernels",
-    "CUPTI, kernels, empty callback",
-    "kernels",
-    "ids",
-    "lines",
-    "journal, untaken",
-    "journal",
-)
-GROUPS = {"ours": (OURS,), "others": (("torch.profiler",), ("Proton",))}
-"""Recorders by process: whoever took CUPTI's subscription may keep it."""
-CALLED = {
-    "bare again": "nothing (A against A)",
-    "CUPTI": "bare CUPTI: work, ranges, API calls",
-    "CUPTI, kernels": "bare CUPTI: work and ranges",
-    "CUPTI, kernels, empty callback": "bare CUPTI: work and ranges, an empty callback a call",
-    "kernels": "gs.profile(launch_ids=False, stacks=False)",
-    "ids": "gs.profile(stacks=False)",
-    "lines": "gs.profile()",
-    "journal": "what gpuscope record runs in a process",
-    "journal, untaken": "the same, its journal never taken",
-    "torch.profiler": "torch.profiler, CUDA only",
-    "Proton": "Proton (Triton)",
-}
 
-
-# -- blocks in turns, in one process -------------------------------------------------------
-def child(*arguments: str, before: Iterable[str] = ()) -> dict[str, Any]:
-    """Run recorded_work.py; returns what it found, and how long after its last word it ended."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        environment = {name: v for name, v in os.environ.items() if "NVTX_INJECTION" not in name}
-        at = list(arguments)
-        at[at.index("OUT")] = str(out)
-        done = subprocess.run(
-            [*before, *([] if before else [sys.executable]), str(HERE / "recorded_work.py"), *at],
-            capture_output=True,
-            text=True,
-            timeout=500,
-            env=environment,
-            check=False,
-        )
-        ended_ns = time.time_ns()
-        if not out.exists():
-            raise RuntimeError(f"{arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-        found: dict[str, Any] = json.loads(out.read_text("utf-8"))
-        if "ended_ns" in found:
-            found["after_s"] = (ended_ns - found["ended_ns"]) / 1e9
-        return found
-
-
-def costs(blocks: list[tuple[float, float, float]]) -> list[float]:
-    """Return how much of the bare neighbours' rate each block lost, %."""
-    return [100 * (1 - rate / statistics.mean((before, behind))) for before, rate, behind in blocks]
-
-
-def quartiles(values: list[float]) -> dict[str, float]:
-    low, high = np.quantile(values, [0.25, 0.75])
-    return {"min": float(low), "median": statistics.median(values), "max": float(high)}
-
-
-def in_turns(
-    program: str, groups: Iterable[tuple[str, ...]], seconds: float, rounds: int
-) -> Iterator[dict]:
-    """Yield the rows of a program."""
-    for names in groups:
-        try:
-            found = child("turns", program, str(seconds), str(rounds), "OUT", *names)["modes"]
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            print(f"  {program}: {names}: {error}")
-            continue
-        bare = [before for blocks in found.values() for before, _, _ in blocks]
-        yield row(
-            f"{PROGRAMS[program]}, not recorded",
-            BESIDE,
-            statistics.median(bare),
-            f"{UNITS[program]}/s",
-            met=True,
-            spread=quartiles(bare),
-            program=program,
-        )
-        for name, blocks in found.items():
-            lost = costs(blocks)
-            worst = max(lost) - statistics.median(lost)
-            detail: dict[str, Any] = {"spread": quartiles(lost), "program": program, "mode": name,
-                                      "blocks": blocks, "worst_above_median": worst}  # fmt: skip
-            if program == "mm":
-                added = [
-                    1e6 / rate - 1e6 / statistics.mean((before, behind))
-                    for before, rate, behind in blocks
-                ]
-                detail["added_us"] = quartiles(added)
-            yield row(
-                f"{PROGRAMS[program]}: cost of {CALLED[name]}",
-                BESIDE,
-                statistics.median(lost),
-                "%",
-                met=True,
-                **detail,
-            )
-
-
-def table(rows: list[dict]) -> None:
-    for each in rows:
-        of = each.get("spread", {})
-        between = f"({of['min']:.2f} to {of['max']:.2f})" if of else ""
-        added = each.get("added_us")
-        more = (
-            f"  +{added['median']:.2f} µs ({added['min']:.2f} to {added['max']:.2f})"
-            if added
-            else ""
-        )
-        print(f"{each['value']:10.2f} {each['unit']:10} {between:22} {each['what']}{more}")
-
-
-# -- whole processes, in turns -------------------------------------------------------------
-def commands(folder: Path, *, with_graphs: bool) -> dict[str, tuple[list[str], Path | None]]:
-    """Return who records a process → what stands before its command, and the file that is left."""
-    trace = folder / "trace.parquet"
-    ours = [sys.executable, "-m", "gpuscope.cli", "record", "--no-report", "--out", str(trace)]
-    found: dict[str, tuple[list[str], Path | None]] = {
-        "nothing": ([], None),
-        "gpuscope record": (ours, trace),
+def added_by_each() -> list[dict]:
+    """Return what each recorder adds to a launch: all in processes of their own, in turns."""
+    recorders: dict[str, tuple[str, tuple[str, ...]]] = {
+        "gpuscope, kernels only": ("kernels", ()),
+        "gpuscope, with launch ids": ("ids", ()),
+        "gpuscope, with launch ids and sites": ("sites", ()),
+        "gpuscope, with launch ids of the CUDA runtime alone": ("runtime", ()),
+        "torch.profiler, CUDA only": ("torch.profiler", ()),
+        "Proton (Triton)": ("Proton", ()),
     }
-    for graphs in ("launch", "sampled") if with_graphs else ():
-        command = [*ours[:-1], str(folder / f"{graphs}.parquet"), "--graphs", graphs]
-        found[f"gpuscope record --graphs {graphs}"] = command, folder / f"{graphs}.parquet"
-    try:
-        nsys = str(_nsys.find("nsys"))
-    except MissingDependency as error:
-        print(f"  not compared: {error}")
-    else:
-        for graphs in ("graph", "node") if with_graphs else ("graph",):
-            options = [f"--cuda-graph-trace={graphs}"]
-            before = [*nsys_profile(nsys, folder / "report", *options), sys.executable]
-            found[f"Nsight Systems, {graphs}s"] = before, folder / "report.nsys-rep"
-    return found
-
-
-def whole_processes(program: str, seconds: float, rounds: int) -> Iterator[dict]:
-    """Yield the rows of a program whose processes are recorded by one after another."""
-    rates: dict[str, list[float]] = {}
-    after_s: dict[str, list[float]] = {}
-    nbytes: dict[str, int] = {}
-    for _ in range(rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            for name, (before, left) in commands(
-                Path(folder), with_graphs=program == "decode_graph"
-            ).items():
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            under_nsys = _nsys_profile(str(_nsys.find("nsys")), Path(folder) / "report")
+            recorders["Nsight Systems (CUDA and NVTX)"] = "bare", under_nsys
+        except MissingDependency as error:
+            print(f"  not compared: {error}")
+        bare_us: list[float] = []
+        added_us: dict[str, list[float]] = {name: [] for name in recorders}
+        for _ in range(recording.TURNS):
+            bare_us.append(recording.child("recorded bare")["us"])
+            for name, (mode, prefix) in recorders.items():
                 try:
-                    found = child("once", program, str(seconds), "OUT", before=before)
+                    us = recording.child(f"recorded {mode}", prefix)["us"]
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
-                    print(f"  {program}: {name}: {error}")
-                    continue
-                rates.setdefault(name, []).append(found["rate"])
-                after_s.setdefault(name, []).append(found["after_s"])
-                if left is not None and left.exists():
-                    nbytes[name] = left.stat().st_size
-    bare = statistics.median(rates["nothing"])
-    for name, each in rates.items():
-        lost = [100 * (1 - rate / bare) for rate in each]
-        yield row(
-            f"{PROGRAMS[program]}, a process each: cost of {name}",
-            BESIDE,
-            statistics.median(lost),
-            "%",
-            met=True,
-            spread=spread(lost),
-            program=program,
-            mode=name,
-            rates=each,
-            after_s=spread(after_s[name]),
-            megabytes=nbytes.get(name, 0) / 1e6,
+                    print(f"  {name}: {error}")
+                else:
+                    added_us[name].append(us - bare_us[-1])
+    turns = f"median, least and most of {recording.TURNS} turns"
+    loops = f"least of {recording.LOOPS} loops of {recording.LAUNCHES} launches"
+    host = row(
+        f"torch.mm 64³, not recorded: {loops} ({turns})",
+        BESIDE,
+        statistics.median(bare_us),
+        "µs",
+        met=True,
+        spread=spread(bare_us),
+    )
+    goals = {
+        "gpuscope, kernels only": 0.8,
+        "gpuscope, with launch ids": 1.3,
+        "gpuscope, with launch ids and sites": 1.5,
+    }
+    return [host] + [
+        row(
+            f"recording torch.mm 64³ by {name}: added a launch to the bare process's ({turns})",
+            f"≤ {goals[name]} µs" if name in goals else BESIDE,
+            statistics.median(added),
+            "µs",
+            met=statistics.median(added) <= goals.get(name, math.inf),
+            spread=spread(added),
         )
+        for name, added in added_us.items()
+        if added
+    ]
 
 
-def nsys_profile(nsys: str, report: Path, *more: str) -> list[str]:
+def _nsys_profile(nsys: str, report: Path) -> tuple[str, ...]:
     """Return what stands before a command that Nsight Systems records."""
-    return [nsys, "profile", "-t", "cuda,nvtx", "--sample=none", "--cpuctxsw=none", *more,
-            "--force-overwrite=true", "-o", str(report)]  # fmt: skip
+    return (nsys, "profile", "-t", "cuda,nvtx", "--sample=none", "--cpuctxsw=none",
+            "--force-overwrite=true", "-o", str(report))  # fmt: skip
 
 
-# -- medians of kernels -------------------------------------------------------------------
 def nsys_kernels(report: Path) -> dict[str, Any]:
     with contextlib.closing(sqlite3.connect(report)) as base:
         found = base.execute(
@@ -243,7 +101,7 @@ def nsys_kernels(report: Path) -> dict[str, Any]:
 def under_nsys(nsys: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report"
-        recording.child("program plain", tuple(nsys_profile(nsys, report)))
+        recording.child("program plain", _nsys_profile(nsys, report))
         subprocess.run(
             [nsys, "export", "--type=sqlite", "--force-overwrite=true",
              f"--output={report}.sqlite", f"{report}.nsys-rep"],
@@ -285,33 +143,19 @@ def beside_nsys() -> list[dict]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--only", choices=("ours", "others", "once", "kernels"), action="append")
-    parser.add_argument("--program", choices=tuple(PROGRAMS), action="append")
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of a block")
+    parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/recorders.json"))
     asked = parser.parse_args()
-    only = asked.only or ("ours", "others", "once", "kernels")
-    rows: list[dict] = []
-    for program in asked.program or PROGRAMS:
-        for what, groups in GROUPS.items():
-            if what in only:
-                new = list(in_turns(program, groups, asked.seconds, asked.rounds))
-                table(new)
-                rows += new
-        if "once" in only and program != "mm":
-            new = list(whole_processes(program, 4 * asked.seconds, max(3, asked.rounds // 2)))
-            table(new)
-            rows += new
-    if "kernels" in only:
-        try:
-            rows += beside_nsys()
-        except subprocess.CalledProcessError as error:  # what was measured is not lost
-            print(f"  not compared: {error}")
+    rows = added_by_each()
+    try:
+        rows += beside_nsys()
+    except subprocess.CalledProcessError as error:  # what was measured is not lost
+        print(f"  not compared: {error}")
     gpu = gs.open_device("cuda:0", quiet=True)
     command = "python benchmarks/recorders.py"
     write(asked.out, command, gpu.info.name, rows, driver=gpu.info.driver)
+    for each in rows:
+        print(f"{each['value']:8.3f} {each['unit']}  {each['what']}")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
-"""What does recording a launch-bound program cost, by `gs.profile()` and by `gpuscope record`?
+"""What recorders cost whole programs, ours and others.
 
-    python benchmarks/recording_programs.py [--rounds 5] [--seconds 2] [--device cuda:0]
+    python benchmarks/recording_programs.py [--only ours|others|once] [--program NAME ...]
+                                            [--rounds N] [--seconds S] [--out FILE]
 
-Each round runs a process of each kind, in turns. A process runs two programs for so many seconds: a
-small PyTorch model, module by module, and torch.mm in a stream. "CUPTI's kernels" is `gs.profile()`
-without the launches' ids. Ratios are of the same round; the last rows are the goals. With --device
-sim:h200 the programs launch on the simulated GPU, which shows that this runs and nothing else.
-Exits with 1 if a goal is missed or a launch has no row.
+The programs are Hugging Face's models and loops with random weights (recorded_work.py), and
+``torch.mm`` of 64³. *ours* and *others*: blocks that are recorded stand between blocks that are
+not, in one process; what a recorder costs is told of each block against its two neighbours, and
+where our own cost goes by what is left out. *once*: processes in turns, for who records whole
+processes, and the seconds after a program's end. Needs a CUDA GPU, PyTorch and transformers;
+Nsight Systems is compared where it is found.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -20,229 +21,237 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from facts import BESIDE, row, spread, write
 
-HERE = Path(__file__).resolve()
-KINDS = {
-    "bare": "bare",
-    "kernels": "CUPTI's kernels",
-    "profile": "gs.profile()",
-    "record": "gpuscope record",
+import gpuscope as gs
+from gpuscope import _nsys
+from gpuscope.errors import MissingDependency
+
+HERE = Path(__file__).resolve().parent
+PROGRAMS = {
+    "mm": "torch.mm 64³",
+    "decode": "generate() of a Llama of 6 layers, eager",
+    "decode_graph": "a Llama of 12 layers, a CUDA graph a token",
+    "train": "fine-tuning a BERT of 4 layers",
+    "server": "a server of 8 clients",
 }
-PROGRAMS = ("modules", "mm")
-GOALS = (("record", "bare", 1.10), ("record", "profile", 1.02))
-"""Kind, against which, and how many times as long it may take at most."""
-AT_ONCE = 200
+UNITS = {"mm": "launches", "decode": "tokens", "decode_graph": "tokens", "train": "steps",
+         "server": "answers"}  # fmt: skip
+OURS = (
+    "bare again",
+    "CUPTI",
+    "CUPTI, kernels",
+    "CUPTI, kernels, empty callback",
+    "kernels",
+    "ids",
+    "lines",
+    "journal, untaken",
+    "journal",
+)
+GROUPS = {"ours": (OURS,), "others": (("torch.profiler",), ("Proton",))}
+"""Recorders by process: whoever took CUPTI's subscription may keep it."""
+CALLED = {
+    "bare again": "nothing (A against A)",
+    "CUPTI": "bare CUPTI: work, ranges, API calls",
+    "CUPTI, kernels": "bare CUPTI: work and ranges",
+    "CUPTI, kernels, empty callback": "bare CUPTI: work and ranges, an empty callback a call",
+    "kernels": "gs.profile(launch_ids=False, stacks=False)",
+    "ids": "gs.profile(stacks=False)",
+    "lines": "gs.profile()",
+    "journal": "what gpuscope record runs in a process",
+    "journal, untaken": "what gpuscope record runs in a process, its journal never taken",
+    "torch.profiler": "torch.profiler, CUDA only",
+    "Proton": "Proton (Triton)",
+}
 
 
-# -- a process -------------------------------------------------------------------------------
-def programs(device: str) -> dict[str, tuple[Callable[[], object], int, Callable[[], object]]]:
-    """Return name → what launches, how often it does, and what waits for it."""
-    if device.startswith("sim"):
-        import gpuscope as gs
-
-        gpu = gs.open_device(device, quiet=True)
-        stream, kernel = gpu.create_stream(), gs.workloads.spin_kernel(gpu)
-        handle = gs.Gemm(gpu, m=64, n=64, k=64)
-        return {
-            "modules": (
-                lambda: stream.launch(kernel, 1_000, grid=1, block=32),
-                1,
-                stream.synchronize,
-            ),
-            "mm": (lambda: handle.execute(stream=stream), 1, stream.synchronize),
-        }
-    import torch
-    from torch import nn
-
-    torch.set_grad_enabled(mode=False)
-    layers = [part for _ in range(4) for part in (nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64))]
-    model = nn.Sequential(*layers).cuda().eval()
-    x, out = torch.randn(64, 64, device="cuda"), torch.empty(64, 64, device="cuda")
-    stream = torch.cuda.Stream()
-
-    def mm() -> None:
-        with torch.cuda.stream(stream):
-            torch.mm(x, x, out=out)
-
-    wait = torch.cuda.synchronize
-    return {"modules": (lambda: model(x), len(layers), wait), "mm": (mm, 1, wait)}
+# -- blocks in turns, in one process -------------------------------------------------------
+def child(*arguments: str, before: Iterable[str] = ()) -> dict[str, Any]:
+    """Run recorded_work.py; returns what it found, and how long after its last word it ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        environment = {name: v for name, v in os.environ.items() if "NVTX_INJECTION" not in name}
+        at = list(arguments)
+        at[at.index("OUT")] = str(out)
+        done = subprocess.run(
+            [*before, *([] if before else [sys.executable]), str(HERE / "recorded_work.py"), *at],
+            capture_output=True,
+            text=True,
+            timeout=500,
+            env=environment,
+            check=False,
+        )
+        ended_ns = time.time_ns()
+        if not out.exists():
+            raise RuntimeError(f"{arguments}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        found: dict[str, Any] = json.loads(out.read_text("utf-8"))
+        if "ended_ns" in found:
+            found["after_s"] = (ended_ns - found["ended_ns"]) / 1e9
+        return found
 
 
-def child(kind: str, device: str, seconds: float) -> None:
-    """Run the programs, and print name → µs a launch, and launches."""
-    found = {}
-    for name, (launch, count, wait) in programs(device).items():
-        for _ in range(300):
-            launch()
-        wait()
-        with block(kind):
-            launches, began_ns = 0, time.perf_counter_ns()
-            while time.perf_counter_ns() - began_ns < seconds * 1e9:
-                for _ in range(AT_ONCE):
-                    launch()
-                launches += count * AT_ONCE
-            wait()
-            took_ns = time.perf_counter_ns() - began_ns
-        found[name] = {"us": took_ns / launches / 1e3, "launches": launches}
-    print(json.dumps(found))
+def costs(blocks: list[tuple[float, float, float]]) -> list[float]:
+    """Return how much of the bare neighbours' rate each block lost, %."""
+    return [100 * (1 - rate / statistics.mean((before, behind))) for before, rate, behind in blocks]
 
 
-def block(kind: str) -> contextlib.AbstractContextManager[object]:
-    if kind in ("bare", "record"):
-        return contextlib.nullcontext()
-    import gpuscope as gs
-
-    return gs.profile(launch_ids=kind == "profile")
+def quartiles(values: list[float]) -> dict[str, float]:
+    low, high = np.quantile(values, [0.25, 0.75])
+    return {"min": float(low), "median": statistics.median(values), "max": float(high)}
 
 
-# -- the rounds ------------------------------------------------------------------------------
-def run(kind: str, device: str, seconds: float, folder: Path) -> dict:
-    """Run a process; returns what it printed and how long it took."""
-    out = folder / f"{time.monotonic_ns()}.parquet"
-    before = ["-m", "gpuscope.cli", "record", "--no-report", "--out", str(out)]
-    command = [str(HERE), "child", kind, device, str(seconds)]
-    root = str(HERE.parents[1])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    began_s = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, *(before if kind == "record" else []), *command],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-        env={**os.environ, "PYTHONPATH": path},
-    )
-    took_s = time.monotonic() - began_s
-    if done.returncode:
-        raise RuntimeError(f"{kind}: {done.stdout[-2000:]}{done.stderr[-2000:]}")
-    found = {"of": json.loads(done.stdout.splitlines()[-1]), "process_s": took_s}
-    if kind == "record":
-        import gpuscope as gs
+def in_turns(
+    program: str, groups: Iterable[tuple[str, ...]], seconds: float, rounds: int
+) -> Iterator[dict]:
+    """Yield the rows of a program."""
+    for names in groups:
+        try:
+            found = child("turns", program, str(seconds), str(rounds), "OUT", *names)["modes"]
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            print(f"  {program}: {names}: {error}")
+            continue
+        bare = [before for blocks in found.values() for before, _, _ in blocks]
+        yield row(
+            f"{PROGRAMS[program]}, not recorded",
+            BESIDE,
+            statistics.median(bare),
+            f"{UNITS[program]}/s",
+            met=True,
+            spread=quartiles(bare),
+            program=program,
+        )
+        for name, blocks in found.items():
+            lost = costs(blocks)
+            worst = max(lost) - statistics.median(lost)
+            detail: dict[str, Any] = {"spread": quartiles(lost), "program": program, "mode": name,
+                                      "blocks": blocks, "worst_above_median": worst}  # fmt: skip
+            if program == "mm":
+                added = [
+                    1e6 / rate - 1e6 / statistics.mean((before, behind))
+                    for before, rate, behind in blocks
+                ]
+                detail["added_us"] = quartiles(added)
+            yield row(
+                f"{PROGRAMS[program]}: cost of {CALLED[name]}",
+                BESIDE,
+                statistics.median(lost),
+                "%",
+                met=True,
+                **detail,
+            )
 
-        trace = gs.load_trace(out)
-        found["kernels"] = trace.kind_counts().get("kernel", 0)
-        found["complete"] = trace.metadata.complete
-        out.unlink()
+
+def table(rows: list[dict]) -> None:
+    for each in rows:
+        of = each.get("spread", {})
+        between = f"({of['min']:.2f} to {of['max']:.2f})" if of else ""
+        added = each.get("added_us")
+        more = (
+            f"  +{added['median']:.2f} µs ({added['min']:.2f} to {added['max']:.2f})"
+            if added
+            else ""
+        )
+        print(f"{each['value']:10.2f} {each['unit']:10} {between:22} {each['what']}{more}")
+
+
+# -- whole processes, in turns -------------------------------------------------------------
+def commands(folder: Path, *, with_graphs: bool) -> dict[str, tuple[list[str], Path | None]]:
+    """Return who records a process → what stands before its command, and the file that is left."""
+    trace = folder / "trace.parquet"
+    ours = [sys.executable, "-m", "gpuscope.cli", "record", "--no-report", "--out", str(trace)]
+    found: dict[str, tuple[list[str], Path | None]] = {
+        "nothing": ([], None),
+        "gpuscope record": (ours, trace),
+    }
+    for graphs in ("launch", "sampled") if with_graphs else ():
+        command = [*ours[:-1], str(folder / f"{graphs}.parquet"), "--graphs", graphs]
+        found[f"gpuscope record --graphs {graphs}"] = command, folder / f"{graphs}.parquet"
+    try:
+        nsys = str(_nsys.find("nsys"))
+    except MissingDependency as error:
+        print(f"  not compared: {error}")
+    else:
+        for graphs in ("graph", "node") if with_graphs else ("graph",):
+            options = [f"--cuda-graph-trace={graphs}"]
+            before = [*nsys_profile(nsys, folder / "report", *options), sys.executable]
+            found[f"Nsight Systems, {graphs}s"] = before, folder / "report.nsys-rep"
     return found
 
 
-def rows_of(rounds: list[dict]) -> list[dict]:
-    """Return the rows of the result; those with goals last."""
-    rows, goals = [], []
-    for name in PROGRAMS:
-        us = {kind: [one[kind]["of"][name]["us"] for one in rounds] for kind in KINDS}
-        for kind, called in KINDS.items():
-            rows.append(
-                row(
-                    f"{name}, {called}: a launch",
-                    BESIDE,
-                    round(statistics.median(us[kind]), 3),
-                    "µs",
-                    met=True,
-                    spread=spread(us[kind]),
-                    launches=[one[kind]["of"][name]["launches"] for one in rounds],
-                )
-            )
-        for kind in ("kernels", "profile"):
-            ratios = [one / other for one, other in zip(us[kind], us["bare"], strict=True)]
-            rows.append(
-                row(
-                    f"{name}: {KINDS[kind]} / bare",
-                    BESIDE,
-                    round(statistics.median(ratios), 3),
-                    "×",
-                    met=True,
-                    spread=spread(ratios),
-                )
-            )
-        for kind, against, most in GOALS:
-            ratios = [one / other for one, other in zip(us[kind], us[against], strict=True)]
-            median = statistics.median(ratios)
-            goals.append(
-                row(
-                    f"{name}: {KINDS[kind]} / {KINDS[against]}",
-                    f"≤ {most:.2f} ×",
-                    round(median, 3),
-                    "×",
-                    met=median <= most,
-                    spread=spread(ratios),
-                )
-            )
-    for kind, called in KINDS.items():
-        took = [one[kind]["process_s"] for one in rounds]
-        rows.append(
-            row(
-                f"{called}: the whole process, start and end included",
-                BESIDE,
-                round(statistics.median(took), 2),
-                "s",
-                met=True,
-                spread=spread(took),
-            )
+def whole_processes(program: str, seconds: float, rounds: int) -> Iterator[dict]:
+    """Yield the rows of a program whose processes are recorded by one after another."""
+    rates: dict[str, list[float]] = {}
+    after_s: dict[str, list[float]] = {}
+    nbytes: dict[str, int] = {}
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            for name, (before, left) in commands(
+                Path(folder), with_graphs=program == "decode_graph"
+            ).items():
+                try:
+                    found = child("once", program, str(seconds), "OUT", before=before)
+                except (RuntimeError, subprocess.TimeoutExpired) as error:
+                    print(f"  {program}: {name}: {error}")
+                    continue
+                rates.setdefault(name, []).append(found["rate"])
+                after_s.setdefault(name, []).append(found["after_s"])
+                if left is not None and left.exists():
+                    nbytes[name] = left.stat().st_size
+    bare = statistics.median(rates["nothing"])
+    for name, each in rates.items():
+        lost = [100 * (1 - rate / bare) for rate in each]
+        yield row(
+            f"{PROGRAMS[program]}, a process each: cost of {name}",
+            BESIDE,
+            statistics.median(lost),
+            "%",
+            met=True,
+            spread=spread(lost),
+            program=program,
+            mode=name,
+            rates=each,
+            after_s=spread(after_s[name]),
+            megabytes=nbytes.get(name, 0) / 1e6,
         )
-    launched = [sum(of["launches"] for of in one["record"]["of"].values()) for one in rounds]
-    missing = [
-        max(0, count - one["record"]["kernels"])
-        for count, one in zip(launched, rounds, strict=True)
-    ]
-    complete = all(one["record"]["complete"] for one in rounds)
-    goals.append(
-        row(
-            "gpuscope record: launches without a row",
-            "0",
-            max(missing),
-            f"of {max(launched):,}",
-            met=complete and not any(missing),
-        )
-    )
-    return [*rows, *goals]
 
 
-def main() -> int:
-    """Run the rounds; returns 1 if a goal is missed."""
+def nsys_profile(nsys: str, report: Path, *more: str) -> list[str]:
+    """Return what stands before a command that Nsight Systems records."""
+    return [nsys, "profile", "-t", "cuda,nvtx", "--sample=none", "--cpuctxsw=none", *more,
+            "--force-overwrite=true", "-o", str(report)]  # fmt: skip
+
+
+def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each program in a process")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--out", type=Path, help="keep the figures there")
+    parser.add_argument("--only", choices=("ours", "others", "once"), action="append")
+    parser.add_argument("--program", choices=tuple(PROGRAMS), action="append")
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of a block")
+    parser.add_argument(
+        "--out", type=Path, default=Path("benchmarks/results/recording_programs.json")
+    )
     asked = parser.parse_args()
-    out = asked.out
-    machine = asked.device
-    if out is None and not asked.device.startswith("sim"):
-        out = HERE.parent / "results" / "recording_programs.json"
-    if not asked.device.startswith("sim"):
-        from gpuscope.device.cuda import driver
-
-        machine = driver.gpus()[0].name
-    rounds = []
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(asked.rounds):
-            turn = [*KINDS][number % len(KINDS) :] + [*KINDS][: number % len(KINDS)]
-            rounds.append(
-                {kind: run(kind, asked.device, asked.seconds, Path(folder)) for kind in turn}
-            )
-            said = {kind: one["of"]["modules"]["us"] for kind, one in rounds[-1].items()}
-            print(f"round {number + 1}: {said}", flush=True)
-    rows = rows_of(rounds)
-    if out is not None:
-        write(out, "python benchmarks/recording_programs.py", machine, rows)
-    print(f"\n{machine}, {asked.rounds} rounds, median (least to most)")
-    for one in rows:
-        between = one.get("spread")
-        told = f" ({between['min']:.3f} to {between['max']:.3f})" if between else ""
-        goal = (
-            "" if one["goal"] == BESIDE else f"  {one['goal']} {'met' if one['met'] else 'MISSED'}"
-        )
-        print(f"{one['what']:58} {one['value']:>8} {one['unit']}{told}{goal}")
-    return int(not all(one["met"] for one in rows))
+    only = asked.only or ("ours", "others", "once")
+    rows: list[dict] = []
+    for program in asked.program or PROGRAMS:
+        for what, groups in GROUPS.items():
+            if what in only:
+                new = list(in_turns(program, groups, asked.seconds, asked.rounds))
+                table(new)
+                rows += new
+        if "once" in only and program != "mm":
+            new = list(whole_processes(program, 4 * asked.seconds, max(3, asked.rounds // 2)))
+            table(new)
+            rows += new
+    gpu = gs.open_device("cuda:0", quiet=True)
+    command = " ".join(["python benchmarks/recording_programs.py", *sys.argv[1:]])
+    write(asked.out, command, gpu.info.name, rows, driver=gpu.info.driver)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["child"]:
-        child(sys.argv[2], sys.argv[3], float(sys.argv[4]))
-    else:
-        sys.exit(main())
+    main()

@@ -22,7 +22,10 @@ import zlib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-_UNITS = ("fastpath", "guards", "ranges", "products", "operands", "events", "launches", "graphs", "sites")
+_UNITS = (
+    *("fastpath", "guards", "ranges", "products", "operands", "events"),
+    *("launches", "graphs", "sites"),
+)
 MODULES = {
     f"gpuscope/_fastpath{sysconfig.get_config_var('EXT_SUFFIX')}": _UNITS,
     "gpuscope/_injection.so": ("injection",),

@@ -239,10 +239,20 @@ def h200_page(facts: dict[str, Any]) -> str:
         ]  # fmt: skip
     programs = json.loads((RESULTS / "recording_programs.json").read_text("utf-8"))
     lines += [
-        f"## Recorded programs ({programs['date']}, `{programs['command']}`)", "",
-        f"On {programs['machine']}. Two programs of PyTorch that are bound by their launches, a",
-        "process each, in turns: *modules* runs small layers, *mm* products.", "",
-        *goals_table(programs["rows"]),
+        f"## Recorded programs ({programs['date']})", "",
+        f"`{programs['command']}`, on {programs['machine']},",
+        f"{programs['driver']}. Models and loops of Hugging Face's with random weights. Blocks that",
+        "are recorded stand between blocks that are not, in one process: what each lost of the rate",
+        "of its two neighbours, and the quartiles of that.", "", *costs_table(programs["rows"]),
+    ]  # fmt: skip
+    orders = json.loads((RESULTS / "graph_records.json").read_text("utf-8"))
+    lines += [
+        f"## Graphs recorded whole ({orders['date']}, `{orders['command']}`)", "",
+        f"On {orders['machine']}, {orders['driver']}. Steps: `I` a graph of 100 kernels is",
+        "instantiated, `L` each graph is launched 200 times, `k+`, `k-`, `g+`, `g-` switch records",
+        "of kernels and of whole graphs, `c-` has a callback switch whole graphs off before a",
+        "launch, `c+` on before an instantiation. Told is each `L`: whether graphs or their nodes",
+        "are recorded, and how long a launch takes.", "", *orders_table(orders["rows"]),
     ]  # fmt: skip
     ends = json.loads((RESULTS / "record_end.json").read_text("utf-8"))
     lines += [
@@ -277,6 +287,32 @@ def goals_table(rows: list[dict[str, Any]]) -> list[str]:
         what = row["what"].replace("|", "\\|")
         lines.append(f"| {what} | {row['goal']} | {value} | {met} |")
     return [*lines, "", *missed(rows)]
+
+
+def costs_table(rows: list[dict[str, Any]]) -> list[str]:
+    """What each way to record costs each program."""
+    lines = ["| what | median | quartiles |", "| --- | --- | --- |"]
+    for row in rows:
+        low, high = (number(row["spread"][name]) for name in ("min", "max"))
+        added = row.get("added_us")
+        more = f", {number(added['median'])} µs a launch" if added else ""
+        value = f"{number(row['value'])} {row['unit']}{more}"
+        lines.append(f"| {row['what']} | {value} | {low} to {high} |")
+    return [*lines, ""]
+
+
+def orders_table(rows: list[dict[str, Any]]) -> list[str]:
+    """What became of each order in which graphs were instantiated and records switched."""
+    lines = ["| steps | launches | process |", "| --- | --- | --- |"]
+    for row in rows:
+        told = (
+            f"{'whole' if each['graphs'] else 'nodes' if each['kernels'] else 'nothing'}, "
+            f"{each['us']:.0f} µs"
+            for each in row["launches"]
+        )
+        ended = "crashed" if row["value"] else "ended"
+        lines.append(f"| `{row['what']}` | {'; '.join(told)} | {ended} |")
+    return [*lines, ""]
 
 
 def hazards_section() -> list[str]:

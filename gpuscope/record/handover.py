@@ -50,7 +50,8 @@ def _set(logs: tuple[RangeLog, ...]) -> None:
     _logs = logs
     for owner, name, by in _METHODS if logs and not _replaced else ():
         method = vars(owner)[name]
-        ours = functools.update_wrapper(by(method), method)
+        ours = by(method)
+        functools.update_wrapper(ours, method)
         _replaced.append((owner, name, method, ours))
         setattr(owner, name, ours)
     while _replaced and not logs:
@@ -64,7 +65,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _now(name: str) -> RangeMoment:
-    # A waiting thread that woke up holds Python's lock meanwhile: NamedTuple's own is thrice as long.
+    # Who woke up holds the lock meanwhile; the own __new__ of a NamedTuple takes thrice as long.
     return tuple.__new__(RangeMoment, (name, thread_number(), time_ns(), site_here()))
 
 

@@ -539,6 +539,37 @@ def test_a_plot_that_was_drawn_before_it_was_put_there_is_told_painted(open_note
     page.wait_for_function("() => window.frames_painted.length > 0", timeout=60_000)
 
 
+READS_LATER = """() => {
+    const addressOf = URL.createObjectURL;
+    const wait = 'await new Promise(done => (window.readOn = done));\\n';
+    URL.createObjectURL = blob => addressOf(
+        blob.size > 1e6 ? new Blob([wait, blob], { type: blob.type }) : blob);
+}"""
+"""Have the page read Plotly when it is told to; anywidget waits 2 s for the script of a widget."""
+
+
+def test_a_page_that_reads_plotly_slowly_shows_what_it_was_told_meanwhile(open_notebook, console):
+    page = open_notebook(MANY, SHOW.replace("recording.trace", "trace"))
+    page.evaluate(READS_LATER)
+    run_all(page)
+    page.get_by_role("button", name="Zoom in").wait_for()
+    ask(page, "timeline.zoom(0.5); timeline.wait(); print()")
+    page.wait_for_function("() => window.readOn")
+    page.evaluate("() => window.readOn()")
+    page.locator(f"{PLOT} .gpuscope-tiles").wait_for()
+    painted(page)
+    page.wait_for_function(
+        f"() => document.querySelector('{PLOT}')._fullData.some("
+        "({ type, showlegend }) => type === 'bar' && showlegend)"
+    )
+    shown = page.evaluate(f"() => document.querySelector('{PLOT}')._fullLayout.xaxis.range")
+    assert shown == pytest.approx([750, 2250], rel=0.01)
+    ask(page, "timeline.zoom(0.5); timeline.wait(); print()")
+    page.wait_for_function(
+        f"() => document.querySelector('{PLOT}')._fullLayout.xaxis.range[0] > 1000"
+    )
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_it_is_readable_in_either_theme(open_notebook, console, shot, dark):
     page = open_notebook(RECORD, SHOW, dark=dark)

@@ -18,6 +18,8 @@ import example_plugin
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ["lab_fixtures"]
+
 settings.register_profile("untimed", deadline=None)  # correctness is tested here, not speed
 settings.load_profile("untimed")
 

@@ -33,7 +33,14 @@ sys.path[:0] = [str(ROOT / "tests" / "ui"), str(ROOT / "tests")]
 
 import rule  # noqa: E402
 from jupyter_lab import BUSY as RUNNING  # noqa: E402
-from jupyter_lab import IDLE, ask, open_browser, running_lab, sizes_of_messages  # noqa: E402
+from jupyter_lab import (  # noqa: E402
+    IDLE,
+    ask,
+    open_browser,
+    open_context,
+    running_lab,
+    sizes_of_messages,
+)
 
 import gpuscope as gs  # noqa: E402
 from gpuscope.report import trace_report  # noqa: E402
@@ -132,7 +139,11 @@ def notebook(*cells: str) -> Iterator[Any]:
             metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
         )
         nbformat.write(book, root / "book.ipynb")
-        with running_lab(Path(folder), root) as lab, open_browser() as context:
+        with (
+            running_lab(Path(folder), root) as lab,
+            open_browser() as browser,
+            open_context(browser) as context,
+        ):
             page = context.new_page()
             page.set_default_timeout(60_000)
             page.sizes = sizes_of_messages(page)
@@ -291,7 +302,7 @@ def in_a_report(folder: Path) -> list[dict]:
     trace_report(trace, path)
     took_s, size = time.perf_counter() - began_s, path.stat().st_size / 1e6
     first = []
-    with open_browser() as context:
+    with open_browser() as browser, open_context(browser) as context:
         context.set_default_timeout(60_000)
         context.add_init_script(f"({LISTEN})()")
         for _ in range(3):

@@ -32,7 +32,7 @@ from gpuscope.trace.store import save_trace
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "ui")]
 
-from jupyter_lab import open_browser  # noqa: E402
+from jupyter_lab import open_browser, open_context  # noqa: E402
 
 PAGE = ROOT / "docs" / "index.md"
 COLUMNS, LONGEST = 100, 72
@@ -120,8 +120,9 @@ def drawn(command: str, text: str) -> str:
 
 def show_report(page: Path, picture: Path) -> None:
     """Draw the beginning of a report."""
-    with open_browser(width=1280, height=790) as browser:
-        shown = browser.new_page()
+    with open_browser() as browser, open_context(browser) as context:
+        shown = context.new_page()
+        shown.set_viewport_size({"width": 1280, "height": 790})
         shown.goto(page.as_uri())
         shown.screenshot(path=picture)
 

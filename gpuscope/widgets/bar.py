@@ -43,6 +43,6 @@ class Bar(anywidget.AnyWidget):
     scene = traitlets.Dict().tag(sync=True)
     """What the page paints, as of :func:`~gpuscope.timeline.canvas.tiles.page`."""
 
-    def __init__(self, on_message: Callable[[Message], None], **options: object) -> None:
-        super().__init__(**options)
+    def __init__(self, on_message: Callable[[Message], None]) -> None:
+        super().__init__()
         self.on_msg(lambda _widget, content, _buffers: on_message(content))

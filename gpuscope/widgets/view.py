@@ -84,7 +84,9 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         self._browser_window: Window | None = None
         self._settled = 0
         self._saved_widget: SavedWidget | None = None  # its place in the notebook
-        # First, so that the browser reads Plotly while the trace is being indexed.
+        self.bar = Bar(self._told)
+        self.details = Details()
+        # The browser reads Plotly while the trace is being indexed; scripts behind it have to wait.
         self.figure = Plot(
             lambda low_us, high_us: self._told({"do": "range", "low": low_us, "high": high_us}),
             self._exported,
@@ -92,8 +94,7 @@ class TimelineView(ipw.VBox):  # type: ignore[misc]
         self.state = TimelineState(trace, height)
         layout = first_layout(self.state.snapshot((0, 1), following=False), self.state.height)
         self.figure.draw({}, {}, layout)
-        self.bar = Bar(self._told, height=layout["height"])
-        self.details = Details()
+        self.bar.height = layout["height"]
         self.details.on_msg(lambda _widget, content, _buffers: self._told(content))
         for heard in (self.bar, self.figure, self.details):
             hear_beside_cells(heard)

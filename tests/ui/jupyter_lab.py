@@ -27,6 +27,7 @@ FLAGS = (
 )  # fmt: skip
 WAIT_S = 240
 """How long a page waits for one thing: several times what a whole test takes."""
+VIEWPORT = {"width": 1280, "height": 1000}
 SETTINGS = {
     "apputils-extension/notification": {"fetchNews": "false"},  # no pop-up
     "notebook-extension/tracker": {"windowingMode": "none"},  # every cell is in the page
@@ -217,9 +218,36 @@ def _wait_until_up(lab: Lab, process: subprocess.Popen[bytes], log: Path) -> Non
     raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-3000:]}")
 
 
+def open_in_tab(page: Any, lab: Lab, notebook: str) -> None:
+    """Open a notebook in a page that has loaded this JupyterLab, and wait for its kernel."""
+    page.evaluate(_OPEN, f"{lab.within}{notebook}")
+    page.wait_for_function(IDLE)
+
+
+def leave_tab(page: Any) -> None:
+    """Close all that is open in a page of JupyterLab, saved or not."""
+    page.evaluate(_CLOSE_ALL)
+
+
+def choose_theme(page: Any, theme: str) -> None:
+    """Show JupyterLab in ``"Light"`` or ``"Dark"``."""
+    page.evaluate(_THEME, f"JupyterLab {theme}")
+
+
+_OPEN = """async path => {
+    const { commands, shell } = window.jupyterapp;
+    await commands.execute('docmanager:open', { path, factory: 'Notebook' });
+    shell.collapseLeft();
+}"""
+_CLOSE_ALL = "() => [...window.jupyterapp.shell.widgets('main')].forEach(one => one.dispose())"
+_THEME = """async theme => {
+    await window.jupyterapp.commands.execute('apputils:change-theme', { theme });
+}"""
+
+
 @contextlib.contextmanager
-def open_browser(width: int = 1280, height: int = 1000) -> Iterator[Any]:
-    """Chromium or Chrome, headless: a Playwright context for pages of that size.
+def open_browser() -> Iterator[Any]:
+    """Chromium or Chrome, headless.
 
     A wait of a page, or of ``expect``, ends after :data:`WAIT_S`.
     """
@@ -230,9 +258,15 @@ def open_browser(width: int = 1280, height: int = 1000) -> Iterator[Any]:
         raise RuntimeError("this needs Chromium or Chrome on PATH: scripts/chromium.sh")
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=executable, args=list(FLAGS))
-        context = browser.new_context(viewport={"width": width, "height": height})
-        context.set_default_timeout(WAIT_S * 1000)
         expect.set_options(timeout=WAIT_S * 1000)
-        yield context
-        context.close()
+        yield browser
         browser.close()
+
+
+@contextlib.contextmanager
+def open_context(browser: Any) -> Iterator[Any]:
+    """A Playwright context of a browser, for pages of :data:`VIEWPORT`."""
+    context = browser.new_context(viewport=VIEWPORT)
+    context.set_default_timeout(WAIT_S * 1000)
+    yield context
+    context.close()

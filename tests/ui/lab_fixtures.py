@@ -6,9 +6,10 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from jupyter_lab import Lab, open_browser, running_lab
+from jupyter_lab import VIEWPORT, Lab, leave_tab, open_browser, open_context, running_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -37,9 +38,39 @@ def lab_of_ours(lab: Lab) -> Lab:
     return lab
 
 
-@pytest.fixture
-def browser_page() -> Iterator[object]:
-    """A page of Chromium or Chrome, 1280 px wide."""
+@pytest.fixture(scope="session")
+def browser() -> Iterator[object]:
+    """Chromium or Chrome, for all tests of this process."""
     pytest.importorskip("playwright.sync_api")
-    with open_browser() as context:
+    with open_browser() as running:
+        yield running
+
+
+@pytest.fixture
+def browser_page(browser: object) -> Iterator[object]:
+    """A page that shares nothing with others, 1280 px wide."""
+    with open_context(browser) as context:
         yield context.new_page()
+
+
+@pytest.fixture(scope="session")
+def loaded_lab(browser: object, server: Lab) -> Iterator[Any]:
+    """A page with JupyterLab: to load that takes longer than most tests."""
+    with open_context(browser) as context:
+        page = context.new_page()
+        page.goto(f"{server.url}/lab?token={server.token}")
+        page.wait_for_function("() => window.jupyterapp?.shell?.isAttached")
+        page.evaluate("() => window.jupyterapp.restored.then(() => true)")
+        yield page
+
+
+@pytest.fixture
+def lab_page(loaded_lab: Any, lab: Lab) -> Iterator[Any]:
+    """A page with JupyterLab, in which :func:`open_in_tab` opens notebooks of ``lab``.
+
+    What a test does to the page itself stays: one that patches or routes takes ``browser_page``.
+    """
+    loaded_lab.set_viewport_size(VIEWPORT)
+    loaded_lab.mouse.move(0, 0)
+    yield loaded_lab
+    leave_tab(loaded_lab)  # before its kernels end

@@ -11,8 +11,8 @@ from jupyter_lab import ask
 
 WATCH = """() => {
     window.canvas_frames = [];
-    window.addEventListener(
-        'gpuscope-canvas', event => window.canvas_frames.push(event.detail), true);
+    window.watches ??= (window.addEventListener(
+        'gpuscope-canvas', event => window.canvas_frames.push(event.detail), true), true);
 }"""
 """Keep what the canvas says of each of its frames."""
 FRAME = """() => {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -19,8 +18,9 @@ from jupyter_lab import (
     IDLE,
     ask,
     check_accessibility,
+    choose_theme,
     eventually,
-    running_lab,
+    open_in_tab,
     sizes_of_messages,
     walk,
 )
@@ -36,9 +36,9 @@ PLOT = f"{ROOM} .js-plotly-plot"
 
 LISTEN = """() => {
     window.frames_painted = [];
-    window.addEventListener('gpuscope-painted',
-        event => window.frames_painted.push(event.detail.frame), true);
     window.unanswered = new Set();  // messages that the kernel has not handled yet
+    window.listens ??= (window.addEventListener('gpuscope-painted',
+        event => window.frames_painted.push(event.detail.frame), true), true);
     const { kernel } = window.jupyterapp.shell.currentWidget.sessionContext.session;
     kernel.anyMessage.connect((_, { msg, direction }) => {
         if (direction === 'send' && msg.channel === 'shell') unanswered.add(msg.header.msg_id);
@@ -100,56 +100,55 @@ print("rounds", number)
 pytestmark = pytest.mark.ui
 
 
-@pytest.fixture
-def open_notebook(request, tmp_path, browser_page):
-    """Open a notebook of these cells; yields the page, and what it logged."""
-    with contextlib.ExitStack() as servers:
+def write_notebook(lab, *cells) -> None:
+    book = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells],
+        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
+    )
+    nbformat.write(book, lab.folder / "timeline.ipynb")
 
-        def in_the_dark():
-            file = tmp_path / "settings/@jupyterlab/apputils-extension/themes.jupyterlab-settings"
-            file.parent.mkdir(parents=True)
-            file.write_text(json.dumps({"theme": "JupyterLab Dark"}))
-            folder = tmp_path / "notebooks"
-            folder.mkdir()
-            return servers.enter_context(running_lab(tmp_path, folder))
 
-        def open_(*cells, dark=False):
-            lab = in_the_dark() if dark else request.getfixturevalue("lab")
-            book = nbformat.v4.new_notebook(
-                cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in cells],
-                metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
-            )
-            nbformat.write(book, lab.folder / "timeline.ipynb")
-            page = browser_page
-            page.goto(lab.page("timeline.ipynb"))
-            page.wait_for_function(IDLE)
-            page.evaluate(LISTEN)
-            page.evaluate(
-                "() => window.jupyterapp.commands.execute('application:toggle-left-area')"
-            )
-            return page
-
-        yield open_
+def open_alone(page, lab, *cells) -> None:
+    """Open a notebook of these cells in a page of its own."""
+    write_notebook(lab, *cells)
+    page.goto(lab.page("timeline.ipynb"))
+    page.wait_for_function(IDLE)
+    page.evaluate(LISTEN)
 
 
 @pytest.fixture
-def console(browser_page):
+def open_notebook(lab, lab_page):
+    """Open a notebook of these cells; returns the page."""
+
+    def open_(*cells, dark=False):
+        choose_theme(lab_page, "Dark" if dark else "Light")
+        write_notebook(lab, *cells)
+        open_in_tab(lab_page, lab, "timeline.ipynb")
+        lab_page.evaluate(LISTEN)
+        return lab_page
+
+    yield open_
+    choose_theme(lab_page, "Light")
+
+
+@pytest.fixture
+def console(lab_page):
     """Errors that the page logs or that nobody caught."""
     said: list[str] = []
-    browser_page.on(
+    lab_page.on(
         "console", lambda message: said.append(message.text) if message.type == "error" else None
     )
-    browser_page.on("pageerror", lambda error: said.append(str(error)))
+    lab_page.on("pageerror", lambda error: said.append(str(error)))
     yield said
     assert not said, "\n".join(said)
 
 
 @pytest.fixture
-def shot(browser_page):
+def shot(lab_page):
     """Save screenshots to test-results/, the last one also when the test fails."""
     RESULTS.mkdir(exist_ok=True)
-    yield lambda name: browser_page.screenshot(path=RESULTS / f"timeline-{name}.png")
-    browser_page.screenshot(path=RESULTS / "timeline-last.png")
+    yield lambda name: lab_page.screenshot(path=RESULTS / f"timeline-{name}.png")
+    lab_page.screenshot(path=RESULTS / "timeline-last.png")
 
 
 # After what the toolbar shows, the page tells that the frame it came with is painted.
@@ -379,8 +378,7 @@ def show_many(page):
 def test_many_spans_are_painted_and_moved_by_the_page_alone(open_notebook, console, shot):
     page = open_notebook(MANY, SHOW.replace("recording.trace", "trace"))
     area = show_many(page)
-    page.evaluate("""() => { window.canvas_frames = []; window.addEventListener(
-        'gpuscope-canvas', event => window.canvas_frames.push(event.detail), true); }""")
+    page.evaluate(rule.WATCH)
     assert page.locator(f"{PLOT} .barlayer .point path").count() <= 1, "these are Plotly's"
     page.wait_for_function(f"() => ({INK})() > 0.1")
     kernel = int(ask(page, "import os; print(os.getpid())"))
@@ -466,8 +464,13 @@ print([(row * 1000 + 400 - low) / (high - low), drawn.place(row)[0] / drawn.snap
     page.wait_for_function(f"() => ({INK})() < 0.01")
 
 
-def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):
-    page = open_notebook(RECORD, SHOW)
+def test_it_can_be_used_without_a_mouse(lab, browser_page):
+    page, said = browser_page, []  # a page that had no mouse either: outlines depend on that
+    page.on(
+        "console", lambda message: said.append(message.text) if message.type == "error" else None
+    )
+    page.on("pageerror", lambda error: said.append(str(error)))
+    open_alone(page, lab, RECORD, SHOW)
     show(page)
     reached = walk(page, ROOM)
     assert [one for one in reached if one.startswith("Timeline. Pan left (A)")], reached
@@ -485,6 +488,7 @@ def test_it_can_be_used_without_a_mouse(open_notebook, console, shot):
     page.keyboard.press("ArrowRight")
     page.get_by_role("region", name="Details of the selected span").wait_for()
     expect(page.locator(f"{ROOM} [role=status]")).to_have_count(1)
+    assert not said, "\n".join(said)
 
 
 def test_frames_arrive_while_a_cell_is_busy_and_keys_are_answered(
@@ -537,6 +541,38 @@ def test_a_plot_that_was_drawn_before_it_was_put_there_is_told_painted(open_note
     ask(page, "timeline.keep(); print()")  # the kernel owes a page that opens now no frame
     page.evaluate(DRAWN_ELSEWHERE)
     page.wait_for_function("() => window.frames_painted.length > 0", timeout=60_000)
+
+
+READS_LATER = """() => {
+    const addressOf = URL.createObjectURL;
+    const wait = 'await new Promise(done => (window.readOn = done));\\n';
+    URL.createObjectURL = blob => addressOf(
+        blob.size > 1e6 ? new Blob([wait, blob], { type: blob.type }) : blob);
+}"""
+"""Have the page read Plotly when it is told to; anywidget waits 2 s for the script of a widget."""
+
+
+def test_a_page_that_reads_plotly_slowly_shows_what_it_was_told_meanwhile(lab, browser_page):
+    page = browser_page
+    open_alone(page, lab, MANY, SHOW.replace("recording.trace", "trace"))
+    page.evaluate(READS_LATER)
+    run_all(page)
+    page.get_by_role("button", name="Zoom in").wait_for()
+    ask(page, "timeline.zoom(0.5); timeline.wait(); print()")
+    page.wait_for_function("() => window.readOn")
+    page.evaluate("() => window.readOn()")
+    page.locator(f"{PLOT} .gpuscope-tiles").wait_for()
+    painted(page)
+    page.wait_for_function(
+        f"() => document.querySelector('{PLOT}')._fullData.some("
+        "({ type, showlegend }) => type === 'bar' && showlegend)"
+    )
+    shown = page.evaluate(f"() => document.querySelector('{PLOT}')._fullLayout.xaxis.range")
+    assert shown == pytest.approx([750, 2250], rel=0.01)
+    ask(page, "timeline.zoom(0.5); timeline.wait(); print()")
+    page.wait_for_function(
+        f"() => document.querySelector('{PLOT}')._fullLayout.xaxis.range[0] > 1000"
+    )
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -609,9 +645,9 @@ IN_VIEW = """([low, high]) => {
 
 @pytest.mark.parametrize("kind", ["uniform", "alternating", "rare", "escaped", "mixed"])
 def test_every_row_and_column_is_as_high_as_the_rule_says_and_no_escape_is_lost(
-    open_notebook, browser_page, console, shot, kind
+    open_notebook, lab_page, console, shot, kind
 ):
-    sizes = sizes_of_messages(browser_page)
+    sizes = sizes_of_messages(lab_page)
     page = open_notebook(FOUR, f"timeline = gs.Timeline(trace_of({kind!r}))\ntimeline")
     page.evaluate(rule.WATCH)
     show_many(page)

@@ -12,8 +12,10 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 
 import plotly.graph_objects as go
+import traitlets
 from plotly.basedatatypes import Undefined
 
 from gpuscope.timeline.canvas.snapshot import Legend
@@ -61,6 +63,10 @@ def _bars_first(script: str) -> str:
     return head + marker + tail[: call.start()] + instead + tail[call.end() :]
 
 
+PLOTLY_SCRIPT = _bars_first(f"{go.FigureWidget._esm}\n")
+"""What draws the plot in the page: 5 MB."""
+
+
 class Plot(go.FigureWidget):  # type: ignore[misc]
     """A FigureWidget whose traces stay, so that a frame is one message.
 
@@ -76,7 +82,8 @@ class Plot(go.FigureWidget):  # type: ignore[misc]
     """
 
     # As text: anywidget keeps every widget whose script is a file for ever, to tell of its changes.
-    _esm = _bars_first(f"{go.FigureWidget._esm}\n")
+    _esm = Path(__file__).with_name("plot.js").read_text("utf-8")
+    _plotly_script = traitlets.Unicode(PLOTLY_SCRIPT).tag(sync=True)
 
     def __init__(
         self,

@@ -189,9 +189,8 @@ def notebook(out: Path) -> None:
         ).execute()
     states = book.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
     for state in states.values():
-        script = state["state"].get("_esm", "")
-        if script.count("\n") and len(script) > 1 << 20:
-            state["state"]["_esm"] = "Plotly's"
+        if "_plotly_script" in state["state"]:
+            state["state"]["_plotly_script"] = "Plotly's"
     (out / "notebook.ipynb").write_text(json.dumps(book, indent=1) + "\n")
 
 

@@ -33,7 +33,7 @@ ROOMS = {
     "search": 16_807,
     "simulator": 66_458,
     "telling": 13_261,
-    "timeline": 50_043,
+    "timeline": 50_080,
     "trace": 34_205,
     "widgets": 32_768,
     "workloads": 21_081,

@@ -29,7 +29,7 @@ from plotly.basedatatypes import Undefined
 
 import gpuscope as gs
 from gpuscope.errors import MissingEvidence
-from gpuscope.timeline.canvas.plot import Plot, _bars_first
+from gpuscope.timeline.canvas.plot import PLOTLY_SCRIPT, Plot, _bars_first
 from gpuscope.timeline.canvas.scheduler import RedrawScheduler
 from gpuscope.timeline.canvas.snapshot import DARK
 from gpuscope.timeline.canvas.state import LISTED
@@ -1042,7 +1042,7 @@ def assert_collected(kept: list[weakref.ref[Any]]) -> None:
 
 
 def test_plotly_sets_up_bars_at_once_and_the_rest_when_idle():
-    whole, ours = str(go.FigureWidget._esm), str(Plot._esm)
+    whole, ours = str(go.FigureWidget._esm), PLOTLY_SCRIPT
     register = re.compile(r"\.register\(\[[\w$]+\(\)\]\),\(\(plotly, kinds\)")
     assert len(register.findall(ours)) == 1, "Plotly's script is put together in another way"
     later = re.search(r"\}\)\(\w+,\[([\w$,]+)\]\)", ours[register.search(ours).start() :])[1]

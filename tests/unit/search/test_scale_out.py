@@ -630,9 +630,7 @@ def cluster():
 
 
 @pytest.mark.no_cover
-def test_many_points_on_dask_whose_workers_are_killed_at_random(
-    cluster, tmp_path, monkeypatch
-):
+def test_many_points_on_dask_whose_workers_are_killed_at_random(cluster, tmp_path, monkeypatch):
     # Chance may strike one point every time.
     monkeypatch.setattr(cluster.scheduler, "allowed_failures", 100)
     rng, killed = random.Random(1), []  # noqa: S311

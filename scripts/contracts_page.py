@@ -154,6 +154,8 @@ def numbered(prefixes: tuple[str, ...]) -> dict[tuple[str, int], list[Test]]:
     found: dict[tuple[str, int], list[Test]] = {}
     for folder in FOLDERS:
         for path in sorted((ROOT / "tests" / folder).rglob("test_*.py")):
+            if not pattern.search(path.read_text("utf-8")):
+                continue
             module = Module(path)
             for name in module.functions:
                 match = pattern.fullmatch(name)

@@ -630,20 +630,18 @@ def cluster():
 
 
 @pytest.mark.no_cover
-def test_a_thousand_points_on_dask_whose_workers_are_killed_at_random(
-    cluster, tmp_path, monkeypatch
-):
+def test_many_points_on_dask_whose_workers_are_killed_at_random(cluster, tmp_path, monkeypatch):
     # Chance may strike one point every time.
     monkeypatch.setattr(cluster.scheduler, "allowed_failures", 100)
     rng, killed = random.Random(1), []  # noqa: S311
     spin = {"kind": "spin", "duration_us": 1, "stream": "s", "repeats": 2, "warmup": 0}
     short = {**ONE, "workloads": {"w": spin}}
-    grid = {"seed": [*range(100)], "partitions.a": [*range(8, 81, 8)]}
+    grid = {"seed": [*range(20)], "partitions.a": [*range(8, 81, 8)]}
     serial = gs.search.sweep(short, grid, "sim:h200")
-    assert len(serial.table) == 1000
+    assert len(serial.table) == 200
 
     def kill(progress):
-        if progress.done % 100 == 50:
+        if progress.done % 25 == 15:
             alive = [nanny.pid for nanny in cluster.workers.values() if nanny.pid]
             with contextlib.suppress(ProcessLookupError, IndexError):  # those that start again
                 os.kill(rng.choice(alive), signal.SIGKILL)

@@ -243,7 +243,8 @@ def h200_page(facts: dict[str, Any]) -> str:
         f"`{programs['command']}`, on {programs['machine']},",
         f"{programs['driver']}. Models and loops of Hugging Face's with random weights. Blocks",
         "that are recorded stand between blocks that are not, in one process: what each lost of",
-        "the rate of its two neighbours, and the quartiles of that.", "", *costs_table(programs["rows"]),
+        "the rate of its two neighbours, and the quartiles of that.", "",
+        *costs_table(programs["rows"]),
     ]  # fmt: skip
     orders = json.loads((RESULTS / "graph_records.json").read_text("utf-8"))
     lines += [

@@ -91,6 +91,8 @@ class Collector:
         self._numbers: dict[int, int] = {}
         """Address of a buffer → its number, a new one each time that CUPTI asks for one."""
         self._full: list[tuple[int, int]] = []
+        self._given: set[int] = set()
+        """Numbers of buffers that every recording was given whole, until the last one ends."""
         self._next_number = itertools.count(1).__next__
         self._launches: list[tuple[int, bytes]] = []
         """Launches that were noted, with a number each time that they are taken."""
@@ -277,9 +279,11 @@ class Collector:
 
     def _forget(self) -> None:
         """Let go of all buffers but those that CUPTI has not given back: it may write to them."""
-        for address, _ in self._full:
+        given = (address for address in self._arrays if self._numbers[address] in self._given)
+        for address in [*given, *(address for address, _ in self._full)]:
             self._arrays.pop(address, None)
         self._full.clear()
+        self._given.clear()
         self._ready.clear()
         self._registered = self.notes_launches = False
         self._apis = self._noted = "none"
@@ -327,6 +331,7 @@ class Collector:
                 records = records.copy()
             for each in self._owners.values():
                 each.sink(number, records)
+            self._given.add(number)  # an interrupt may leave its array here
             del self._full[0]
             self._arrays.pop(address, None)
             if small and len(self._ready) < _PREPARED:
@@ -337,11 +342,16 @@ class Collector:
         """Give on the buffers that CUPTI gave back without our knowing, when all is disabled.
 
         An interrupt (Ctrl-C) that Python raises inside a C callback is printed and forgotten,
-        and the callback with it. What nobody wrote to is zero. CUPTI may think that it has them.
+        and the callback with it. What nobody wrote to is zero, and so is what was given on: CUPTI may
+        think that it has them, so they stay, and the next recording is not to be given them.
         """
         for address in self._arrays.keys() - {address for address, _ in self._full}:
-            for each in self._owners.values():
-                each.sink(self._numbers[address], self._arrays[address])
+            number, array = self._numbers[address], self._arrays[address]
+            if number not in self._given and array.any():
+                records = array.copy()
+                for each in self._owners.values():
+                    each.sink(number, records)
+                array[:] = 0
 
     @property
     def dropped(self) -> int:

@@ -51,18 +51,30 @@ def kernels(trace):
     return trace.kind_counts().get("kernel", 0)
 
 
-def read_with_an_exception_at_each_line(work, recording, *rooms):
-    """Work, read with an exception, and read: again and again, each time one line later."""
-    number = 0
-    for error in errors():
-        number += 1
+def read_with_an_exception_at_each_line(work, recording, *rooms, since=0, most=None):
+    """Work, read with an exception, and read: again and again, each time one line later.
+
+    Parameters
+    ----------
+    since
+        How many lines were met before.
+    most
+        How many to meet; ``None``: all that are left.
+
+    Returns
+    -------
+    tuple
+        How many lines were met by now, and whether all were.
+    """
+    last = None if most is None else since + most
+    for number, error in itertools.islice(enumerate(errors(), 1), since, last):
         work()
         with Interrupt(*rooms, at=number, error=error) as interrupt:
             recording.batches()
         if not interrupt.raised:
-            break
+            return number, True
         recording.batches()
-    return number
+    return last, False
 
 
 class TimedByEvents(events.EventSource):
@@ -83,7 +95,7 @@ def test_an_exception_at_any_line_of_reading_loses_nothing(gpu):
                 handle.wait()
             next(launched)
 
-        lines = read_with_an_exception_at_each_line(work, recording, *READING)
+        lines, _ = read_with_an_exception_at_each_line(work, recording, *READING)
     count = next(launched)
     assert lines > 100
     trace = recording.trace
@@ -97,9 +109,10 @@ def test_an_exception_at_any_line_of_reading_loses_nothing(gpu):
 
 @pytest.mark.no_cover
 def test_an_exception_at_any_line_of_reading_cupti_loses_nothing(monkeypatch):
+    """In recordings of 100 lines each: one is read the longer, the more often it was before."""
     world = World(monkeypatch)
-    launched = itertools.count()
-    with world.device.create_stream() as stream, world.profile(detail="full") as recording:
+    lines, are_all = 0, False
+    with world.device.create_stream() as stream:
 
         def work():
             world.launch(stream)
@@ -107,17 +120,21 @@ def test_an_exception_at_any_line_of_reading_cupti_loses_nothing(monkeypatch):
             world.gpu.foreign("theirs", on=stream)
             with gs.annotate("range"):
                 world.launch(stream)
-            next(launched)
 
-        lines = read_with_an_exception_at_each_line(work, recording, *READING)
-    count = next(launched)
+        while not are_all:
+            before = lines
+            with world.profile(detail="full") as recording:
+                lines, are_all = read_with_an_exception_at_each_line(
+                    work, recording, *READING, since=before, most=100
+                )
+            count = lines - before
+            trace = recording.trace
+            assert kernels(trace) == 4 * count
+            assert trace.kind_counts()["range"] == count
+            assert [edge["kind"] for edge in trace.edges.to_pylist()].count("launch") == 4 * count
+            assert trace.metadata.complete
+            assert trace.metadata.counts["dropped"] == trace.metadata.counts["unmatched"] == 0
     assert lines > 100
-    trace = recording.trace
-    assert kernels(trace) == 4 * count
-    assert trace.kind_counts()["range"] == count
-    assert [edge["kind"] for edge in trace.edges.to_pylist()].count("launch") == 4 * count
-    assert trace.metadata.complete
-    assert trace.metadata.counts["dropped"] == trace.metadata.counts["unmatched"] == 0
 
 
 def test_readers_that_fail_take_nothing_from_another_recording(monkeypatch):
@@ -161,7 +178,7 @@ def test_an_exception_at_any_line_of_reading_events_loses_nothing(gpu, monkeypat
             stream.synchronize()
             next(launched)
 
-        lines = read_with_an_exception_at_each_line(work, recording, *READING)
+        lines, _ = read_with_an_exception_at_each_line(work, recording, *READING)
     assert lines > 100
     assert kernels(recording.trace) == 2 * next(launched)
     assert recording.trace.metadata.complete

@@ -342,8 +342,8 @@ class Collector:
         """Give on the buffers that CUPTI gave back without our knowing, when all is disabled.
 
         An interrupt (Ctrl-C) that Python raises inside a C callback is printed and forgotten,
-        and the callback with it. What nobody wrote to is zero, and so is what was given on: CUPTI may
-        think that it has them, so they stay, and the next recording is not to be given them.
+        and the callback with it. What nobody wrote to is zero, and so is what was given on: CUPTI
+        may think that it has them, so they stay, and no later recording is to be given them.
         """
         for address in self._arrays.keys() - {address for address, _ in self._full}:
             number, array = self._numbers[address], self._arrays[address]

@@ -163,7 +163,7 @@ class Collector:
                 )
             first = not self._owners
             self._owners[owner] = _Owner(sink, limit, apis, graph_period_ns)
-            self._limit = max(each.limit for each in self._owners.values())
+            self._limit = max(recording.limit for recording in self._owners.values())
             self.library.limit_launches(self._limit)
             try:
                 if first:
@@ -197,7 +197,7 @@ class Collector:
 
     def _choose_apis(self) -> None:
         rank = list(_API_KINDS)
-        wanted = [each.apis for each in self._owners.values()]
+        wanted = [recording.apis for recording in self._owners.values()]
         if self.notes_launches:
             launches = (detail for detail in wanted if detail != "all")
             noted = max(launches, key=rank.index, default="none")
@@ -222,7 +222,7 @@ class Collector:
 
     def _choose_graphs(self) -> None:
         """Record graphs as who wants most does, where it is known which can be recorded whole."""
-        wanted = {each.graph_period_ns for each in self._owners.values()}
+        wanted = {recording.graph_period_ns for recording in self._owners.values()}
         is_known = self._noted == "launches"
         period_ns = max(wanted) if is_known and BY_NODE not in wanted else BY_NODE
         if period_ns != self._graph_period_ns:
@@ -319,8 +319,8 @@ class Collector:
             self.refused += bool(dropped)
         while self._launches:
             number, noted = self._launches[0]
-            for each in self._owners.values():
-                each.sink(number, np.frombuffer(noted, np.uint8))
+            for recording in self._owners.values():
+                recording.sink(number, np.frombuffer(noted, np.uint8))
             del self._launches[0]
         while self._full:
             address, used = self._full[0]
@@ -329,8 +329,8 @@ class Collector:
             small = used < BUFFER_BYTES // 2
             if small:
                 records = records.copy()
-            for each in self._owners.values():
-                each.sink(number, records)
+            for recording in self._owners.values():
+                recording.sink(number, records)
             self._given.add(number)  # an interrupt may leave its array here
             del self._full[0]
             self._arrays.pop(address, None)
@@ -349,8 +349,8 @@ class Collector:
             number, array = self._numbers[address], self._arrays[address]
             if number not in self._given and array.any():
                 records = array.copy()
-                for each in self._owners.values():
-                    each.sink(number, records)
+                for recording in self._owners.values():
+                    recording.sink(number, records)
                 array[:] = 0
 
     @property

@@ -103,7 +103,9 @@ class Library:
             subjects = bytes(_subject(self.callback_name(*call)) for call in calls)
             self._callback = ctypes.c_void_p(fastpath.serve_launches(*at, capturing, subjects))
             switches = (self._c.cuptiActivityEnable, self._c.cuptiActivityDisable)
-            fastpath.serve_graphs(*(ctypes.cast(one, ctypes.c_void_p).value for one in switches))
+            fastpath.serve_graphs(
+                *(ctypes.cast(switch, ctypes.c_void_p).value for switch in switches)
+            )
 
     def _call(self, name: str, *arguments: int) -> Any:
         """Call cupti-python and translate its errors."""

@@ -45,7 +45,7 @@ DENSITY = 9.62
 ANY_PER_10000 = 3.9
 """May only go down."""
 ALIASES_OF_ANY = 2
-DIALECT = 30
+DIALECT = 23
 """May only go down."""
 PRIVATE_READS = 0
 BY_STRING = 0

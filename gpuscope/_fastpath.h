@@ -102,12 +102,13 @@ int add_sites(PyObject *module);
  * thread, with the global lock or without. */
 uint32_t site_of_call(void);
 
-/* What a call that CUPTI tells of does with graphs, beside the bits in _launches.c: it instantiates one,
- * launches one, or, both, uploads one. */
+/* What a call that CUPTI tells of does with graphs: it instantiates one, launches one, or, both, uploads
+ * one. The other six bits of a role are in _launches.c; library.py sets them all. */
 enum { INSTANTIATES_GRAPH = 64, LAUNCHES_GRAPH = 128, OF_GRAPH = 192 };
 
 /* Take a call with one of these bits when it begins, at a time of CUPTI's clock, and when it ends. */
 void graph_call_begins(uint8_t role, const void *arguments, uint32_t correlation, uint64_t now);
+void graph_call_is_lost(void); /* instead, where it cannot be noted */
 void graph_call_ends(uint8_t role, const void *arguments, uint32_t correlation, uint32_t returned);
 
 /* A unit that adds nothing but its `functions`. */

@@ -3,10 +3,12 @@
  * CUPTI crashes where it is to record a graph whole that was instantiated while it recorded none whole
  * (libcupti 13.0, driver 580: benchmarks/graph_records.py). So graphs are noted as they are
  * instantiated, always with whole graphs on, and a launch of one that was not noted switches them
- * off for good, in CUPTI's callback before the launch. Nodes are timed once in a while by having
- * whole graphs off for one launch.
+ * off for good, in CUPTI's callback before the launch. They are switched on by the first instantiation
+ * only: before it no graph is known, and other threads may be inside launches that no callback saw
+ * begin. Nodes are timed once in a while by having whole graphs off for one launch.
  *
- * All of it is the process's. CUPTI calls on any thread, with Python's lock or without. */
+ * All of it is the process's. CUPTI calls on any thread, with Python's lock or without; the lock here
+ * is held while CUPTI switches its records, which asks for no buffer, so for no lock of Python's. */
 
 #include "_fastpath.h"
 #include <pthread.h>
@@ -24,8 +26,8 @@ static Switch enable, disable;
 static Graph *graphs; /* a hash table, at most half full */
 static size_t slots, count;
 static int64_t period = -1; /* between two launches whose nodes are timed, ns; 0: none is; -1: all */
-static int is_whole;        /* whether whole graphs are on now */
-static int instantiating;   /* calls that are under way */
+static int is_whole;        /* whether CUPTI's records of whole graphs are on now */
+static int instantiating;   /* calls that are under way, of those that began since `times_begun` */
 static int met_unknown;
 static uint32_t times_begun;   /* how often graphs began to be forgotten */
 static __thread struct {
@@ -76,6 +78,25 @@ set_whole(int whole)
         is_whole = whole;
 }
 
+static void
+stop_recording_whole(void)
+{
+    set_whole(0);
+    __atomic_store_n(&period, -1, __ATOMIC_RELAXED);
+    __atomic_store_n(&met_unknown, 1, __ATOMIC_RELAXED);
+}
+
+void
+graph_call_is_lost(void)
+{
+    if (__atomic_load_n(&period, __ATOMIC_RELAXED) < 0)
+        return;
+    pthread_mutex_lock(&lock);
+    if (period >= 0)
+        stop_recording_whole();
+    pthread_mutex_unlock(&lock);
+}
+
 void
 graph_call_begins(uint8_t role, const void *arguments, uint32_t correlation, uint64_t now)
 {
@@ -84,22 +105,23 @@ graph_call_begins(uint8_t role, const void *arguments, uint32_t correlation, uin
     pthread_mutex_lock(&lock);
     if (period >= 0 && !(role & LAUNCHES_GRAPH)) {
         set_whole(1);
-        instantiating++;
-        under_way.correlation = correlation;
-        under_way.begun = times_begun;
+        if (is_whole) { /* else it stays unknown */
+            instantiating++;
+            under_way.correlation = correlation;
+            under_way.begun = times_begun;
+        }
     } else if (period >= 0) {
         uintptr_t handle;
         memcpy(&handle, arguments, sizeof(handle));
         Graph *graph = find(handle);
-        if (graph == NULL) {
-            set_whole(0);
-            period = -1;
-            met_unknown = 1;
-        } else if (!(role & INSTANTIATES_GRAPH) && period > 0 && instantiating == 0 &&
-                   (graph->timed == 0 || now - graph->timed >= (uint64_t)period)) {
+        if (graph == NULL)
+            stop_recording_whole();
+        else if (!(role & INSTANTIATES_GRAPH) && period > 0 && instantiating == 0 &&
+                 (graph->timed == 0 || now >= graph->timed + (uint64_t)period)) {
             set_whole(0);
             graph->timed = now;
             under_way.correlation = correlation;
+            under_way.begun = times_begun;
         }
     }
     pthread_mutex_unlock(&lock);
@@ -112,14 +134,14 @@ graph_call_ends(uint8_t role, const void *arguments, uint32_t correlation, uint3
         return;
     under_way.correlation = 0;
     pthread_mutex_lock(&lock);
-    if (role & LAUNCHES_GRAPH) {
+    if (under_way.begun == times_begun && (role & LAUNCHES_GRAPH)) {
         if (period >= 0)
             set_whole(1);
-    } else {
+    } else if (under_way.begun == times_begun) {
         const uintptr_t *into;
         instantiating--;
         memcpy(&into, arguments, sizeof(into));
-        if (returned == 0 && into != NULL && period >= 0 && under_way.begun == times_begun)
+        if (returned == 0 && into != NULL && period >= 0)
             add(*into);
     }
     pthread_mutex_unlock(&lock);
@@ -140,8 +162,8 @@ serve_graphs(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* record_graphs(ns between two launches of a graph whose nodes are timed; 0: none is; -1: all are) ->
- * whether that is so: with all of them, always */
+/* record_graphs(ns between two launches of a graph whose nodes are timed; 0: none is; -1: all are).
+ * What was known of graphs is forgotten with -1: until then an unknown graph that was met counts. */
 static PyObject *
 record_graphs(PyObject *Py_UNUSED(module), PyObject *ns)
 {
@@ -150,18 +172,20 @@ record_graphs(PyObject *Py_UNUSED(module), PyObject *ns)
         return NULL;
     Py_BEGIN_ALLOW_THREADS
     pthread_mutex_lock(&lock);
-    if (wanted < 0 || period < 0) { /* else the graphs that are known stay so */
-        memset(graphs, 0, slots * sizeof(Graph));
-        count = 0;
+    if (wanted < 0) {
+        if (enable != NULL)
+            set_whole(0);
+        free(graphs);
+        graphs = NULL;
+        slots = count = 0;
         times_begun++;
-        met_unknown = 0;
+        instantiating = 0;
+        __atomic_store_n(&met_unknown, 0, __ATOMIC_RELAXED);
     }
-    if (enable != NULL && disable != NULL)
-        set_whole(wanted >= 0);
-    __atomic_store_n(&period, is_whole ? wanted : -1, __ATOMIC_RELAXED);
+    __atomic_store_n(&period, enable == NULL || met_unknown ? -1 : wanted, __ATOMIC_RELAXED);
     pthread_mutex_unlock(&lock);
     Py_END_ALLOW_THREADS
-    return PyBool_FromLong(wanted < 0 || is_whole);
+    Py_RETURN_NONE;
 }
 
 /* met_unknown_graph() -> whether a graph was launched that was instantiated before */

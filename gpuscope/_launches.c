@@ -161,10 +161,14 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
 {
     Writer *writer = own_writer;
     int which = domain - 1; /* CUPTI_CB_DOMAIN_DRIVER_API is 1, the runtime's 2 */
-    if (which < 0 || which >= DOMAINS || data->correlation == 0 ||
-        (writer == NULL && (data->is_exit || (writer = new_writer()) == NULL)))
+    if (which < 0 || which >= DOMAINS || data->correlation == 0 || (writer == NULL && data->is_exit))
         return;
     uint8_t role = callback < CALLBACKS ? roles[which][callback] : 0;
+    if (writer == NULL && (writer = new_writer()) == NULL) {
+        if (role & LAUNCHES_GRAPH)
+            graph_call_is_lost();
+        return;
+    }
     if (!data->is_exit) {
         if (which == DRIVER && writer->correlations[RUNTIME] == data->correlation)
             return; /* how the runtime does it */

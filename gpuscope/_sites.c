@@ -439,8 +439,12 @@ serve_sites(PyObject *Py_UNUSED(module), PyObject *args)
         if (of_marks == NULL || of_prefixes == NULL)
             return PyErr_Occurred() ? NULL : PyErr_NoMemory();
         marks = of_marks;
-        destroy_code = PyCode_Type.tp_dealloc;
-        PyCode_Type.tp_dealloc = forget_code;
+        pthread_mutex_lock(&lock); /* another interpreter may be here, too */
+        if (PyCode_Type.tp_dealloc != forget_code) {
+            destroy_code = PyCode_Type.tp_dealloc;
+            PyCode_Type.tp_dealloc = forget_code;
+        }
+        pthread_mutex_unlock(&lock);
         __atomic_store_n(&prefixes, of_prefixes, __ATOMIC_RELEASE);
     }
     return PyBool_FromLong(prefixes != NULL);

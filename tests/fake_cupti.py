@@ -125,8 +125,6 @@ class FakeCupti:
         self.zeroed = False
         self.thread_ids = 0
         self.lost = 0
-        self.whole_graphs = True
-        """Whether it can record graphs whole."""
         self.graph_period_ns = None
         self.met_unknown_graph = False
         self.asked = 0
@@ -286,10 +284,9 @@ class FakeLibrary:
         assert period_ns < 0 or self.cupti.noting, "a graph from before would crash it"
         if period_ns < 0:
             self.cupti.enabled.pop(layout.GRAPH, None)
-        elif self.cupti.whole_graphs:
+        else:
             self.cupti.enabled[layout.GRAPH] = "all"
             self.cupti.graph_period_ns = period_ns
-        return period_ns < 0 or self.cupti.whole_graphs
 
     @property
     def met_unknown_graph(self):

@@ -200,7 +200,7 @@ def test_a_colleague_finds_what_the_sender_chose_and_zooms_without_a_network(
     assert view()[0] < view()[1]
     selected = browser_page.url.split("&s=")[1]
     browser_page.keyboard.press("ArrowRight")
-    assert browser_page.url.split("&s=")[1] == str(int(selected) + 1)
+    browser_page.wait_for_url(lambda url: url.endswith(f"&s={int(selected) + 1}"))
     assert root.bounding_box() == plot
     browser_page.reload()
     assert browser_page.url.split("&s=")[1] == str(int(selected) + 1)

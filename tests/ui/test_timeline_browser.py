@@ -135,11 +135,15 @@ def open_notebook(lab, lab_page):
 def console(lab_page):
     """Errors that the page logs or that nobody caught."""
     said: list[str] = []
-    lab_page.on(
-        "console", lambda message: said.append(message.text) if message.type == "error" else None
-    )
-    lab_page.on("pageerror", lambda error: said.append(str(error)))
+    listeners = {
+        "console": lambda message: said.append(message.text) if message.type == "error" else None,
+        "pageerror": lambda error: said.append(str(error)),
+    }
+    for event, listener in listeners.items():
+        lab_page.on(event, listener)
     yield said
+    for event, listener in listeners.items():  # the page is the session's
+        lab_page.remove_listener(event, listener)
     assert not said, "\n".join(said)
 
 
@@ -560,6 +564,7 @@ def test_a_page_that_reads_plotly_slowly_shows_what_it_was_told_meanwhile(lab, b
     page.get_by_role("button", name="Zoom in").wait_for()
     ask(page, "timeline.zoom(0.5); timeline.wait(); print()")
     page.wait_for_function("() => window.readOn")
+    page.wait_for_timeout(2_500)  # more than anywidget gives a script
     page.evaluate("() => window.readOn()")
     page.locator(f"{PLOT} .gpuscope-tiles").wait_for()
     painted(page)

@@ -105,6 +105,8 @@ class Collector:
         self._limit = 0
         self._apis = "none"
         self._graph_period_ns = BY_NODE
+        self._get_nodes: set[int] = set()
+        """Owners that want graphs whole and get their nodes, as another owner does."""
         self._registered = False
         self._process = os.getpid()
         # C keeps their addresses, also when nothing is recorded.
@@ -146,7 +148,8 @@ class Collector:
             Bytes of buffers at most while several record, the largest counts.
         graph_period_ns
             Each graph is recorded whole, but for the first launch in so many ns, whose nodes are;
-            0: whole always; :data:`BY_NODE`: all nodes always. Of several the most is recorded.
+            0: whole always; :data:`BY_NODE`: all nodes always. Of several the least period counts;
+            once one wants all nodes, all get them until they end.
 
         Raises
         ------
@@ -221,19 +224,32 @@ class Collector:
         self._apis = apis
 
     def _choose_graphs(self) -> None:
-        """Record graphs as who wants most does, where it is known which can be recorded whole."""
-        wanted = {recording.graph_period_ns for recording in self._owners.values()}
-        is_known = self._noted == "launches"
-        period_ns = max(wanted) if is_known and BY_NODE not in wanted else BY_NODE
+        """Record graphs whole as far as all owners want that, and launches are noted."""
+        periods_ns = {owner: asked.graph_period_ns for owner, asked in self._owners.items()}
+        if BY_NODE in periods_ns.values():
+            self._get_nodes |= {owner for owner, period in periods_ns.items() if period != BY_NODE}
+        self._get_nodes &= periods_ns.keys()
+        period_ns = BY_NODE
+        if self._noted == "launches" and periods_ns and not self._get_nodes:
+            period_ns = min(filter(None, periods_ns.values()), default=0)
         if period_ns != self._graph_period_ns:
             self._graph_period_ns = BY_NODE  # should it fail
-            if self.library.record_graphs(period_ns):
-                self._graph_period_ns = period_ns
+            self.library.record_graphs(period_ns)
+            self._graph_period_ns = period_ns
 
-    @property
-    def records_whole_graphs(self) -> bool:
-        """Whether launches of graphs are recorded whole, as far as that is possible."""
-        return self._graph_period_ns != BY_NODE
+    def why_by_node(self, owner: int) -> str:
+        """Return why an owner that wants graphs whole gets nodes; ``""``: it does not."""
+        if owner in self._get_nodes:
+            return "another recording at the same time wants them"
+        if self._graph_period_ns == BY_NODE:
+            return "gpuscope cannot note who launches them"
+        if self.library.met_unknown_graph:
+            return (
+                "one was launched that had been instantiated before the recording, and CUPTI "
+                "crashes where it records such a graph whole. Instantiate graphs in the recording, "
+                "or run the program with: gpuscope record --graphs launch"
+            )
+        return ""
 
     def _prepare(self) -> None:
         """Have buffers ready whose pages exist."""
@@ -270,9 +286,10 @@ class Collector:
     def _last_steps(self, *, taken_over: bool) -> list[Callable[[], object]]:
         """Return what ends the last recording, in order."""
         steps: list[Callable[[], object]] = []
+        if self._registered:  # nothing guards launches of graphs when the subscription is gone
+            steps += [partial(self.library.record_graphs, BY_NODE)]
         if self._registered and not taken_over:
             kinds = (*order.KINDS, *reversed(KINDS), *_API_KINDS["all"])
-            steps += [partial(self.library.record_graphs, BY_NODE)]
             steps += [partial(self.library.disable, kind) for kind in kinds]
             steps += [partial(self.library.flush, forced=True), self._hand_over_rest]
         return [*steps, self._forget, self._undo.close, self._owners.clear]
@@ -288,6 +305,7 @@ class Collector:
         self._registered = self.notes_launches = False
         self._apis = self._noted = "none"
         self._graph_period_ns = BY_NODE
+        self._get_nodes.clear()
         self._launches.clear()
 
     @property
@@ -334,6 +352,7 @@ class Collector:
             self._given.add(number)  # an interrupt may leave its array here
             del self._full[0]
             self._arrays.pop(address, None)
+            self._given.discard(number)
             if small and len(self._ready) < _PREPARED:
                 array[:used] = 0
                 self._ready.append(array)
@@ -349,9 +368,9 @@ class Collector:
             number, array = self._numbers[address], self._arrays[address]
             if number not in self._given and array.any():
                 records = array.copy()
+                array[:] = 0
                 for recording in self._owners.values():
                     recording.sink(number, records)
-                array[:] = 0
 
     @property
     def dropped(self) -> int:

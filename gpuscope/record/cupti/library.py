@@ -62,7 +62,8 @@ _ROLES = {
 _SUBJECTS = {OF_EVENT: 1, ENDS: 1, OF_STREAM: 2, OF_CONTEXT: 16, RECORDS: 3, AWAITS: 32 | 3}
 _PER_THREAD, _QUERY = 4, 8
 _OF_GRAPHS = {"GraphInstantiate": 64, "GraphLaunch": 128, "GraphUpload": 192}
-"""What ``_launches.c`` knows of the subject of a call, and of what it does with graphs."""
+"""What ``_launches.c`` knows of the subject of a call, and what its name tells of graphs: see
+``_fastpath.h``."""
 
 
 class _Subscription(ctypes.Structure):
@@ -200,7 +201,7 @@ class Library:
         return tuple(number for number, name in names.items() if name and wanted(name))
 
     def note_launches(self, subscription: Any, *domains: int) -> None:
-        """Note launches and waits, and that a capture begins, of these domains, no others'.
+        """Note launches, waits, and what is done with graphs and captures, of these domains alone.
 
         Of polls only the one is noted that saw the work done.
         """
@@ -210,15 +211,13 @@ class Library:
                     "cuptiEnableCallback", int(domain in domains), subscription, domain, callback
                 )
 
-    def record_graphs(self, period_ns: int) -> bool:
+    def record_graphs(self, period_ns: int) -> None:
         """Record launches of graphs whole, but for one in so many ns of each graph; -1: none whole.
 
-        Returns
-        -------
-        bool
-            Whether that is possible.
+        It needs launches of both APIs to be noted.
         """
-        return period_ns < 0 if fastpath is None else bool(fastpath.record_graphs(period_ns))
+        if fastpath is not None:
+            fastpath.record_graphs(period_ns)
 
     @property
     def met_unknown_graph(self) -> bool:

@@ -123,8 +123,6 @@ class CuptiSource(Source):
         self._before = (self._collector.dropped, self._collector.refused)
         if self._collector.note:
             self._completeness.notes.append(self._collector.note)
-        if self._graphs != "nodes":
-            self._completeness.notes.append(self._graph_note())
         self._records.canaries = [Canaries(device, self._tag) for device in self._cuda]
         self._places.learn_all()
         self._collector.collect(forced=not self._collector.is_shared)
@@ -150,15 +148,6 @@ class CuptiSource(Source):
                 "libcupti before the first NVTX call. Call gpuscope.open_device() before "
                 "anything uses NVTX, or set it when starting Python"
             )
-
-    def _graph_note(self) -> str:
-        if not self._collector.records_whole_graphs:
-            return (
-                "each node of a graph is recorded: to record graphs whole, gpuscope has to note "
-                "each of their launches, and to be the only recording"
-            )
-        once = ", and once a second the nodes of one instead" * (self._graphs == "sampled")
-        return f"launches of graphs are recorded whole{once}"
 
     def _kinds_of_order(self) -> tuple[int, ...]:
         """Return the kinds of CUPTI's records of waits, where notes of calls do not suffice.
@@ -269,12 +258,8 @@ class CuptiSource(Source):
                 "another CUPTI client took the recording over while it ran: the last canary "
                 "kernels left no record, and what ran since then may be missing"
             )
-        if self._graphs != "nodes" and self._collector.library.met_unknown_graph:
-            completeness.notes.append(
-                "since the launch of a graph that was instantiated before the recording each node "
-                "is recorded: CUPTI would crash. Instantiate graphs in the recording, or run the "
-                f"program with: gpuscope record --graphs {self._graphs}"
-            )
+        if self._graphs != "nodes":
+            completeness.notes.append(self._graph_note())
         if refused:
             completeness.lost(
                 f"the memory limit of {self._limit} bytes was reached {refused} times: "
@@ -287,6 +272,16 @@ class CuptiSource(Source):
             completeness.notes.append(
                 "stopped without waiting: whether every record arrived was not verified"
             )
+
+    def _graph_note(self) -> str:
+        if reason := self._collector.why_by_node(id(self)):
+            return f"of graphs nodes are recorded, not all launches as a whole: {reason}"
+        if self._graphs == "launch":
+            return "launches of graphs are recorded as a whole"
+        return (
+            "launches of graphs are recorded as a whole; of each graph the first launch of a "
+            "second has rows of its nodes instead"
+        )
 
     def close(self) -> dict[str, Calibration]:
         """Return each clock's calibration; all was read."""

@@ -16,13 +16,18 @@ async function load(script) {
 
 // Return Plotly's widget of a model: it has heard what its model was told since it was made.
 async function widgetOf(model) {
-  const missed = [], acts = {};
+  const acts = {};
+  let missed = [];
   const notes = TOLD.map((name) => [`change:${name}`, () => model.get(name) && missed.push([name, model.get(name)])]);
-  const isWhole = () => (missed.length = 0);
-  notes.push(["change:_widget_data", isWhole]);
+  // Whole traces supersede what was told of traces; the layout comes before them.
+  notes.push(["change:_widget_data", () => (missed = missed.filter(([name]) => name === "_py2js_relayout"))]);
   for (const [event, act] of notes) model.on(event, act);
-  const { default: make } = await load(model.get("_plotly_script"));
-  for (const [event, act] of notes) model.off(event, act);
+  let make;
+  try {
+    ({ default: make } = await load(model.get("_plotly_script")));
+  } finally {
+    for (const [event, act] of notes) model.off(event, act);
+  }
   const widget = make();
   let [now, message] = ["", null];
   widget.initialize({
@@ -48,7 +53,18 @@ export default () => {
       widget = widgetOf(model); // not awaited: that is the point
     },
     async render(view) {
-      return (await widget).render(view);
+      const end = await (await widget).render(view);
+      let width = view.el.clientWidth;
+      const sizes = new ResizeObserver(() => {
+        if (view.el.clientWidth === width) return;
+        width = view.el.clientWidth;
+        window.dispatchEvent(new Event("resize")); // Plotly listens to that
+      });
+      sizes.observe(view.el);
+      return () => {
+        sizes.disconnect();
+        end?.();
+      };
     },
   };
 };

@@ -189,8 +189,9 @@ def notebook(out: Path) -> None:
         ).execute()
     states = book.metadata.widgets["application/vnd.jupyter.widget-state+json"]["state"]
     for state in states.values():
-        if "_plotly_script" in state["state"]:
-            state["state"]["_plotly_script"] = "Plotly's"
+        for name in ("_plotly_script", "_esm"):  # Plotly's is in one of them
+            if len(state["state"].get(name, "")) > 1_000_000:
+                state["state"][name] = "Plotly's"
     (out / "notebook.ipynb").write_text(json.dumps(book, indent=1) + "\n")
 
 

@@ -975,27 +975,49 @@ def test_launches_of_graphs_are_rows_where_they_are_recorded_whole(world, graphs
     assert world.cupti.at_rest
 
 
+def graph_note(trace):
+    (note,) = (note for note in trace.metadata.notes if "graphs" in note)
+    return note
+
+
 def test_of_recordings_at_the_same_time_one_that_wants_nodes_gets_them(world):
     with world.profile(graphs="launch") as outer:
         world.gpu.foreign_graph(1)
         with world.profile() as inner:
             world.gpu.foreign_graph(2)
-        world.gpu.foreign_graph(3)
+        world.gpu.foreign_graph(3)  # of which nothing is known any more
     assert len(inner.trace.where(kind="kernel")) == 3
-    assert [row["graph"] for row in rows(outer.trace, "graph")] == [1, 3] * world.cupti.notes
+    assert [row["graph"] for row in rows(outer.trace, "graph")] == [1] * world.cupti.notes
+    assert "another recording" in graph_note(outer.trace)
+    assert not any("graphs" in note for note in inner.trace.metadata.notes)
+    with world.profile(graphs="launch") as later:
+        world.gpu.foreign_graph(4)
+    assert len(later.trace.where(kind="graph")) == world.cupti.notes
     assert world.cupti.at_rest
 
 
+def test_of_recordings_that_want_graphs_whole_the_one_that_wants_samples_gets_them(world):
+    with world.profile(graphs="launch"), world.profile(graphs="sampled"):
+        period_ns = world.cupti.graph_period_ns
+    assert period_ns == (1_000_000_000 if world.cupti.notes else None)
+
+
 def test_graphs_that_are_not_recorded_whole_after_all_are_told(world):
-    world.cupti.met_unknown_graph = world.cupti.notes
     with world.profile(graphs="launch") as recording:
         world.gpu.foreign("k")
-    assert any("gpuscope" in note for note in recording.trace.metadata.notes)
-    world.cupti.whole_graphs = False
-    with world.profile(graphs="launch") as recording:
-        world.gpu.foreign_graph(1)
-    assert len(recording.trace.where(kind="kernel")) == 3
-    assert any("node" in note for note in recording.trace.metadata.notes)
+        world.cupti.met_unknown_graph = world.cupti.notes
+    why = "instantiated before" if world.cupti.notes else "cannot note"
+    assert why in graph_note(recording.trace)
+    world.cupti.met_unknown_graph = False
+    with world.profile(graphs="sampled") as recording:
+        world.gpu.foreign("k")
+    assert ("first launch" in graph_note(recording.trace)) == world.cupti.notes
+
+
+def test_whole_graphs_end_with_a_recording_that_was_taken_over(world):
+    taken_over(world, graphs="launch")
+    assert layout.GRAPH not in world.cupti.enabled
+    assert ("record_graphs", -1) in world.library.done
 
 
 @pytest.mark.parametrize("other", [{"detail": "full"}, {"launch_ids": False}])

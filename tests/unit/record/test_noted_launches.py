@@ -342,7 +342,7 @@ class Graphs:
         return int(self.refuses)
 
     def record(self, period):
-        return self._module.record_graphs(period)
+        self._module.record_graphs(period)
 
     def instantiate(self, handle, during=lambda: None, **facts):
         number, into = self._number(), ctypes.c_uint64(handle)
@@ -372,13 +372,13 @@ def graphs(noting):
 def test_graphs_are_recorded_by_node_unless_asked_otherwise(graphs):
     graphs.instantiate(0xA0)
     assert not graphs.launch(0xA0)
-    assert graphs.record(BY_NODE)
+    graphs.record(BY_NODE)
     assert not graphs.launch(0xA0)
     assert not graphs.met_unknown
 
 
 def test_what_was_instantiated_in_the_recording_is_recorded_whole(graphs, noting):
-    assert graphs.record(ALWAYS_WHOLE)
+    graphs.record(ALWAYS_WHOLE)
     for handle in range(0xA0, 0xA0 + 8 * 300, 8):  # more than the first table holds
         graphs.instantiate(handle)
     assert all(graphs.launch(handle) for handle in range(0xA0, 0xA0 + 8 * 300, 8))
@@ -455,9 +455,54 @@ def test_no_nodes_are_timed_while_a_graph_is_instantiated(graphs):
     assert not graphs.launch(0xA0)
 
 
+def test_whole_graphs_are_on_from_the_first_instantiation_on(graphs):
+    graphs.record(ALWAYS_WHOLE)
+    assert not graphs.is_whole  # other threads may be inside launches of graphs from before
+    graphs.instantiate(0xA0)
+    assert graphs.is_whole
+
+
+def test_an_unknown_graph_counts_until_graphs_are_by_node_again(graphs):
+    graphs.record(ALWAYS_WHOLE)
+    graphs.launch(0xB0)
+    graphs.record(40)  # as another recording wants
+    graphs.instantiate(0xA0)
+    assert graphs.met_unknown
+    assert not graphs.is_whole
+    graphs.record(BY_NODE)
+    graphs.record(ALWAYS_WHOLE)
+    graphs.instantiate(0xA0)
+    assert graphs.launch(0xA0)
+    assert not graphs.met_unknown
+
+
+def test_a_launch_that_cannot_be_noted_is_not_recorded_whole(graphs, noting):
+    graphs.record(ALWAYS_WHOLE)
+    graphs.instantiate(0xA0)
+    noting.limit(0)
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(graphs.launch(0xB0)))  # its first call
+    thread.start()
+    thread.join()
+    noting.limit(1 << 30)
+    assert seen == [False]
+    assert graphs.met_unknown
+    noting.take()
+
+
+def test_an_instantiation_whose_end_nobody_saw_hinders_no_later_recording(graphs, noting):
+    graphs.record(1)
+    number, into = 1000, ctypes.c_uint64(0xA0)
+    noting(ENTER, number, callback=INSTANTIATE, argument=ctypes.addressof(into))
+    graphs.record(BY_NODE)
+    graphs.record(1)
+    graphs.instantiate(0xB0)
+    assert not graphs.launch(0xB0)  # its nodes are timed
+
+
 def test_where_cupti_refuses_graphs_stay_recorded_by_node(graphs):
     graphs.refuses = True
-    assert not graphs.record(ALWAYS_WHOLE)
+    graphs.record(ALWAYS_WHOLE)
     graphs.instantiate(0xA0)
     assert not graphs.launch(0xA0)
-    assert graphs.record(BY_NODE)
+    assert graphs.met_unknown

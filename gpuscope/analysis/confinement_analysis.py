@@ -236,6 +236,8 @@ def confinement(
     unfinished = len(rows) - len(work.rows)
     if unfinished:
         notes.append(f"{unfinished:,} unfinished kernels are not judged")
+    if whole_graphs := len(rows_of(trace, "graph")):
+        notes.append(f"{whole_graphs:,} launches of graphs recorded as a whole are not judged")
     judgement = escapes.judge(trace, work, notes)
     given = (work.names[index] for index in np.unique(work.target) if index >= 0)
     groups = Groups(work.target + 1, ["", *work.names])

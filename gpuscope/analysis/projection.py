@@ -187,7 +187,7 @@ def range_projection(
     name, domain
         Only ranges with exactly this name, in this NVTX domain.
     whole_graphs
-        Whether launches of graphs that nsys recorded as a whole count as work, from the start
+        Whether launches of graphs that were recorded as a whole count as work, from the start
         of their first node to the end of their last. ``nsys stats`` leaves them out of its
         projection, nvtx_gpu_proj_sum; ``False`` gives its figures.
 

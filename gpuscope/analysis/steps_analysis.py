@@ -248,7 +248,8 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Fou
     order = order[np.argsort(trace.array("start_ns")[calls[order]], kind="stable")]
     calls, launched, works = calls[order], launched[order], works[order]
     name, names = codes(trace.spans.column("name"))
-    kind = combined(name[launched])[1]
+    what = _what_is_launched(trace, launched, name, len(names))
+    kind = combined(what)[1]
     starts, ends = trace.array("start_ns")[calls], trace.array("end_ns", fill=0)[calls]
     waits = rows_of(trace, "api", "sync", "event")
     of_cuda = ~np.array([bool(HAND_OVER.search(str(text))) for text in names])[name[waits]]
@@ -258,8 +259,9 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Fou
     low = max(len(calls) // 4, len(calls) // 2 - _SAMPLE // 2)  # not how it was set up
     sample = slice(low, low + _SAMPLE)
     periods = []
-    for token in (kind, combined(name[launched], line[calls])[1]):
-        begins = np.r_[True, token[1:] != token[:-1]] | (works > 1)  # each launch of a graph
+    is_graph = what >= len(names)
+    for token in (kind, combined(what, line[calls])[1]):
+        begins = np.r_[True, token[1:] != token[:-1]] | (works > 1) | is_graph
         for value in _tokens(token[sample][begins[sample]], pause[sample][begins[sample]]):
             at = np.flatnonzero(begins & (token == value))
             if period := _period(at[(at >= low) & (at < low + _SAMPLE)] - low, kind[sample]):
@@ -273,10 +275,23 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Fou
     like = (2 * (until - at) >= period) & (until - at <= 2 * period)
     after = np.r_[starts, max(ends[-1], starts[-1])]
     bounds = np.stack([after[at], after[until]], axis=1)[like]
-    what = kernel_name(str(names[name[launched[at[0]]]]))
+    first = kernel_name(str(names[name[launched[at[0]]]]))
     made_by = lines_of(sites[line[calls[at[0]]]])
     where = f" at {made_by[0]}" if made_by else ""
-    return f"launches that begin anew with {what}{where}", "step", number, bounds
+    return f"launches that begin anew with {first}{where}", "step", number, bounds
+
+
+def _what_is_launched(trace: Trace, launched: Ints, name: Ints, first: int) -> Ints:
+    """Return a number for what each call launched: its name's.
+
+    Where launches of graphs were recorded as a whole, those of one graph have a number from
+    ``first`` on, also where its nodes were recorded instead.
+    """
+    what = name[launched]
+    if not len(rows_of(trace, "graph")):
+        return what
+    graph = trace.array("graph", fill=-1)[launched]
+    return np.where(graph >= 0, first + graph, what)
 
 
 def _tokens(token: Ints, pause: Ints) -> list[int]:

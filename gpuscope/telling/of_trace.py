@@ -116,7 +116,10 @@ def of_confinement(trace: Trace) -> Iterator[Finding]:
         else:
             yield Finding("confined.uncarved", "note")
         return
-    yield from of_partitions(result, trace.metadata.missing, trace.metadata.setting or "")
+    missing = trace.metadata.missing
+    if not missing and (whole_graphs := trace.kind_counts().get("graph")):
+        missing = f"{whole_graphs:,} launches of graphs were recorded as a whole"
+    yield from of_partitions(result, missing, trace.metadata.setting or "")
 
 
 def of_partitions(result: ConfinementResult, missing: str, trace: str = "") -> Iterator[Finding]:

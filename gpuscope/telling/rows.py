@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpuscope._checks import door
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace import schema
 from gpuscope.trace.model import Trace
 
 
@@ -39,7 +40,7 @@ def find(trace: Trace, name: str | None, nth: int = 0, *, kind: str | None = Non
     >>> gs.telling.find(trace, "k"), gs.telling.find(trace, "k", -1)
     (1, 2)
     """
-    kinds = ("kernel", "memcpy", "memset", "host function") if kind is None else (kind,)
+    kinds = (*schema.GPU_WORK, "host function") if kind is None else (kind,)
     rows = trace.where(kind=kinds)
     columns = rows.array("start_ns"), rows.array("id"), rows.texts("category"), rows.texts("name")
     matching = sorted(

@@ -130,6 +130,26 @@ def test_each_launch_of_a_graph_is_a_step_where_nothing_else_is_launched():
     assert {step.length_ns for step in result.steps[:-1]} == {9}
 
 
+@pytest.mark.parametrize("sampled", [None, 50])
+@pytest.mark.parametrize("with_copy", [False, True])
+def test_a_launch_of_a_graph_is_a_step_whether_recorded_whole_or_by_node(sampled, with_copy):
+    program = Program()
+    for number in range(200):
+        program.launch("graph 7")
+        program.rows[-1] |= {"kind": "graph", "graph": 7}
+        if sampled and number % sampled == 0:
+            call, _ = program.edges[-1]
+            program.rows[-1] |= {"kind": "kernel", "name": "node"}
+            program.edges.append((call, len(program.rows) + 1))
+            program.add(kind="kernel", name="other", stream=1, start_ns=program.at + 5,
+                        end_ns=program.at + 8, graph=7)  # fmt: skip
+        if with_copy:
+            program.launch("copy")
+    result = analysis.steps(program.trace())
+    assert len(result.steps) == 200
+    assert {step.length_ns for step in result.steps[:-1]} == {18 if with_copy else 9}
+
+
 def test_what_is_not_repeated_has_no_steps_and_is_steady_as_a_whole():
     program = Program()
     names = np.random.default_rng(1).permutation(200)

@@ -95,6 +95,9 @@ OFFSETS = {  # field, offset and bytes, as a C compiler places them (12.9 and 13
     CUDA_EVENT: """
         correlation:4:4 context:8:4 stream:12:4 sync:48:8
     """,
+    GRAPH: """
+        correlation:4:4 start:8:8 end:16:8 device:24:4 graph:28:4 context:32:4 stream:36:4
+    """,
 }
 OFFSETS[DRIVER] = OFFSETS[RUNTIME]
 OFFSETS[NOTED_DRIVER] = OFFSETS[NOTED_RUNTIME] = (

@@ -4,9 +4,10 @@
 
 Each order of steps has a process of its own: an order may crash it. Steps: ``I`` a graph of 100
 kernels is instantiated, ``L`` every graph is launched 200 times, ``k+`` and ``g+`` enable records
-of kernels and of whole graphs, ``k-`` and ``g-`` disable them. Told of each ``L``: kernel records
-and records of graphs for a launch of a graph, and how long that takes on the GPU. Needs a CUDA
-GPU and PyTorch.
+of kernels and of whole graphs, ``k-`` and ``g-`` disable them; with ``c-`` a callback disables
+those of whole graphs when a graph is launched, with ``c+`` one enables them when one is
+instantiated. Told of each ``L``: kernel records and records of graphs for a launch of a graph, and
+how long that takes on the GPU. Needs a CUDA GPU and PyTorch.
 """
 
 from __future__ import annotations

@@ -35,6 +35,8 @@ BATCH, WORDS = 16, 64
 """Texts of a training step, and their lengths."""
 CLIENTS, AT_ONCE = 8, 4
 """Of the server: who ask, and how many questions it takes together at most."""
+ZEROED_BUFFERS = 5
+"""CUpti_ActivityAttribute that promises CUPTI buffers of zeros, which it would fill itself."""
 Block = Callable[[float], int]
 """Works for so many seconds; returns how many units it did."""
 
@@ -274,30 +276,41 @@ class BareCupti:
 
     def _complete(self, _context: Any, _stream: int, buffer: int, _size: int, used: int) -> None:
         self.records_bytes += used
-        self._free.append(self._used.pop(buffer))
+        memory = self._used.pop(buffer)
+        ctypes.memset(memory, 0, used)
+        self._free.append(memory)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[None]:
-        c = self._c
         if self._calls:
             nothing = ctypes.cast(ctypes.CDLL(None).labs, ctypes.c_void_p)
             self._subscription = ctypes.c_void_p()
-            if c.cuptiSubscribe(ctypes.byref(self._subscription), nothing, None):
-                raise RuntimeError("CUPTI takes no subscriber")
+            self._call("cuptiSubscribe", ctypes.byref(self._subscription), nothing, None)
             for domain, number in self._calls:
-                c.cuptiEnableCallback(1, self._subscription, domain, number)
-        c.cuptiActivityRegisterCallbacks(*self._callbacks)
+                self._call("cuptiEnableCallback", 1, self._subscription, domain, number)
+        zeroed, size = ctypes.c_uint8(1), ctypes.c_size_t(1)
+        self._call(
+            "cuptiActivitySetAttribute", ZEROED_BUFFERS, ctypes.byref(size), ctypes.byref(zeroed)
+        )
+        self._call("cuptiActivityRegisterCallbacks", *self._callbacks)
+        before = self.records_bytes
         for kind in self._kinds:
-            c.cuptiActivityEnable(kind)
+            self._call("cuptiActivityEnable", kind)
         try:
             yield
         finally:
             for kind in self._kinds:
-                c.cuptiActivityDisable(kind)
-            c.cuptiActivityFlushAll(1)
+                self._call("cuptiActivityDisable", kind)
+            self._call("cuptiActivityFlushAll", 1)
             if self._subscription is not None:
-                c.cuptiUnsubscribe(self._subscription)
+                self._call("cuptiUnsubscribe", self._subscription)
                 self._subscription = None
+        if self.records_bytes == before:
+            raise RuntimeError("CUPTI recorded nothing")
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        if status := getattr(self._c, name)(*arguments):
+            raise RuntimeError(f"{name}: CUPTI says {status}")
 
 
 @contextlib.contextmanager

@@ -1,14 +1,14 @@
 """What recorders cost whole programs, ours and others.
 
-    python benchmarks/recording_programs.py [--only ours|others|once] [--program NAME ...]
+    python benchmarks/recording_programs.py [--only ours|parts|others|once] [--program NAME ...]
                                             [--rounds N] [--seconds S] [--out FILE]
 
 The programs are Hugging Face's models and loops with random weights (recorded_work.py), and
-``torch.mm`` of 64³. *ours* and *others*: blocks that are recorded stand between blocks that are
-not, in one process; what a recorder costs is told of each block against its two neighbours, and
-where our own cost goes by what is left out. *once*: processes in turns, for who records whole
-processes, and the seconds after a program's end. Needs a CUDA GPU, PyTorch and transformers;
-Nsight Systems is compared where it is found.
+``torch.mm`` of 64³. *ours*, *parts* and *others*: blocks that are recorded stand between blocks
+that are not, in one process; what a recorder costs is told of each block against its two
+neighbours, and where our own cost goes by what is left out. *once*: processes in turns, for who
+records whole processes, and the seconds after a program's end. Needs a CUDA GPU, PyTorch and
+transformers; Nsight Systems is compared where it is found.
 """
 
 from __future__ import annotations
@@ -53,7 +53,12 @@ OURS = (
     "journal, untaken",
     "journal",
 )
-GROUPS = {"ours": (OURS,), "others": (("torch.profiler",), ("Proton",))}
+PARTS = ("lines", "lines, no hand-over", "lines, no clocks", "ids, neither")
+GROUPS = {
+    "ours": (OURS,),
+    "parts": (PARTS,),
+    "others": (("torch.profiler",), ("torch.profiler, CPU too",), ("Proton",)),
+}
 """Recorders by process: whoever took CUPTI's subscription may keep it."""
 CALLED = {
     "bare again": "nothing (A against A)",
@@ -65,7 +70,11 @@ CALLED = {
     "lines": "gs.profile()",
     "journal": "what gpuscope record runs in a process",
     "journal, untaken": "what gpuscope record runs in a process, its journal never taken",
+    "lines, no hand-over": "gs.profile() that notes no hand-over between threads",
+    "lines, no clocks": "gs.profile() that reads no clocks of the GPU",
+    "ids, neither": "gs.profile(stacks=False) without hand-overs and clocks",
     "torch.profiler": "torch.profiler, CUDA only",
+    "torch.profiler, CPU too": "torch.profiler, CPU and CUDA",
     "Proton": "Proton (Triton)",
 }
 
@@ -211,7 +220,7 @@ def whole_processes(program: str, seconds: float, rounds: int) -> Iterator[dict]
             statistics.median(lost),
             "%",
             met=True,
-            spread=spread(lost),
+            spread=quartiles(lost),
             program=program,
             mode=name,
             rates=each,
@@ -228,7 +237,7 @@ def nsys_profile(nsys: str, report: Path, *more: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--only", choices=("ours", "others", "once"), action="append")
+    parser.add_argument("--only", choices=("ours", "parts", "others", "once"), action="append")
     parser.add_argument("--program", choices=tuple(PROGRAMS), action="append")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=0.5, help="of a block")
@@ -236,7 +245,7 @@ def main() -> None:
         "--out", type=Path, default=Path("benchmarks/results/recording_programs.json")
     )
     asked = parser.parse_args()
-    only = asked.only or ("ours", "others", "once")
+    only = asked.only or ("ours", "parts", "others", "once")
     rows: list[dict] = []
     for program in asked.program or PROGRAMS:
         for what, groups in GROUPS.items():

@@ -311,7 +311,7 @@ def orders_table(rows: list[dict[str, Any]]) -> list[str]:
             f"{each['us']:.0f} µs"
             for each in row["launches"]
         )
-        ended = "crashed" if row["value"] else "ended"
+        ended = "crashed" if row["value"] < 0 else "failed" if row["value"] else "ended"
         lines.append(f"| `{row['what']}` | {'; '.join(told)} | {ended} |")
     return [*lines, ""]
 

@@ -77,7 +77,7 @@ def record_command(
         Literal["nodes", "launch", "sampled"],
         typer.Option(
             help="Of CUDA graphs record each node, or each launch as a whole, which costs less; "
-            "sampled: the nodes of one launch a second, too."
+            "sampled: of each graph the nodes of the first launch in a second instead."
         ),
     ] = "nodes",
     report: Annotated[

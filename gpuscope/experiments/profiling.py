@@ -90,8 +90,8 @@ def profile(
     graphs
         ``"nodes"``: each node of a CUDA graph is recorded, which slows graphs of short kernels.
         ``"launch"``: each launch of a graph is one row of kind ``graph``. ``"sampled"``: the same,
-        but once a second one launch of each graph has rows of its nodes instead. Graphs that were
-        instantiated before the recording are recorded by node.
+        but of each graph the first launch in a second has rows of its nodes instead. Graphs that
+        were instantiated before the recording are recorded by node.
 
     Yields
     ------

@@ -65,7 +65,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _now(name: str) -> RangeMoment:
-    # Who woke up holds the lock meanwhile; the own __new__ of a NamedTuple takes thrice as long.
+    # A thread that has just woken up runs this with the interpreter's lock, for which others wait:
+    # a NamedTuple's own __new__ takes thrice as long.
     return tuple.__new__(RangeMoment, (name, thread_number(), time_ns(), site_here()))
 
 

@@ -91,7 +91,7 @@ class Options:
         Whether each call is told with the lines of Python that made it.
     graphs
         ``"nodes"``: each node of a graph is recorded; ``"launch"``: each launch of one;
-        ``"sampled"``: each launch, and once a second the nodes of one instead.
+        ``"sampled"``: each launch, but of each graph the nodes of the first in a second.
 
     Raises
     ------

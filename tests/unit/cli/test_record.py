@@ -239,6 +239,10 @@ def test_what_cannot_be_recorded_is_said(place, monkeypatch, capsys):
         (("--out", "there", "idle.py"), "'there' or 'there.unfinished' is there already"),
         (("--format", "docx", "idle.py"), "--format '.docx' is none of"),
         (("--keep", "long", "idle.py"), "--keep is 'long'"),
+        (
+            ("--graphs", "launch", "--detail", "full", "idle.py"),
+            "--graphs launch and --detail full",
+        ),
         (("missing.py",), "there is no script 'missing.py'"),
     ):
         monkeypatch.setattr(sys, "argv", ["gpuscope", "record", *options])

@@ -186,6 +186,28 @@ def test_before_the_end_all_parts_are_read_also_behind_one_without_rows(
     recording.stop()
 
 
+def test_whole_graphs_are_read_in_another_process_as_in_this_one(world, tmp_path):
+    recording, _ = begun(world, tmp_path / "a", graphs="launch")
+    for graph in (17, 18, 17):
+        world.gpu.foreign_graph(graph)
+    recording.advance()
+    far = JournalReader(tmp_path / "a").read(over=True)
+    near = recording.stop()
+    for trace in (far, near):
+        graphs = trace.where(kind="graph")
+        assert graphs.array("graph").tolist() == [17, 18, 17]
+        assert graphs.texts("name") == ["graph 17", "graph 18", "graph 17"]
+
+
+def test_a_recorded_program_records_graphs_as_it_was_ordered(world, tmp_path):
+    order = RecordingOrder(str(tmp_path), device="cuda", graphs="sampled")
+    recorder = processes._Recorder(order)
+    recorder.begin_cuda()
+    assert world.cupti.graph_period_ns == 1_000_000_000
+    recorder.finish()
+    assert world.cupti.at_rest
+
+
 def test_a_forked_child_holds_no_journal_open(world, tmp_path):
     recording, journal = begun(world, tmp_path / "a")
     recorder = processes._Recorder(RecordingOrder(str(tmp_path)))

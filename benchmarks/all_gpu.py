@@ -32,6 +32,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "recorders": ("recorders.py",),
     "recording_programs": ("recording_programs.py",),
     "record_end": ("record_end.py",),
+    "graph_records": ("graph_records.py",),
     "softmax": ("softmax.py",),
     "traced": ("traced.py",),
     "transfers": ("transfers.py",),

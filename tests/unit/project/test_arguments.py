@@ -201,7 +201,7 @@ def targets_of_device(gpu: Device) -> dict[str, Target]:
         "CallerStreamGuard": (gs.CallerStreamGuard, {"stream": stream, "bind": False}),
         "profile": (entering(gs.profile), {
             "device": gpu, "source": "auto", "detail": "launches", "launch_ids": True,
-            "memory_limit": 1 << 20, "wait": True, "live": False, "keep": None, "hazards": False, "stacks": True,
+            "memory_limit": 1 << 20, "wait": True, "live": False, "keep": None, "hazards": False, "stacks": True, "graphs": "nodes",
         }),
     }  # fmt: skip
     if gpu.capabilities.partitions:

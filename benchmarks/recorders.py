@@ -39,7 +39,7 @@ def added_by_each() -> list[dict]:
     }
     with tempfile.TemporaryDirectory() as folder:
         try:
-            under_nsys = _nsys_profile(str(_nsys.find("nsys")), Path(folder) / "report")
+            under_nsys = nsys_profile(str(_nsys.find("nsys")), Path(folder) / "report")
             recorders["Nsight Systems (CUDA and NVTX)"] = "bare", under_nsys
         except MissingDependency as error:
             print(f"  not compared: {error}")
@@ -83,9 +83,9 @@ def added_by_each() -> list[dict]:
     ]
 
 
-def _nsys_profile(nsys: str, report: Path) -> tuple[str, ...]:
-    """Return what stands before a command that Nsight Systems records."""
-    return (nsys, "profile", "-t", "cuda,nvtx", "--sample=none", "--cpuctxsw=none",
+def nsys_profile(nsys: str, report: Path, *more: str) -> tuple[str, ...]:
+    """Return what stands before a command that Nsight Systems records, with more options."""
+    return (nsys, "profile", "-t", "cuda,nvtx", "--sample=none", "--cpuctxsw=none", *more,
             "--force-overwrite=true", "-o", str(report))  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def nsys_kernels(report: Path) -> dict[str, Any]:
 def under_nsys(nsys: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report"
-        recording.child("program plain", _nsys_profile(nsys, report))
+        recording.child("program plain", nsys_profile(nsys, report))
         subprocess.run(
             [nsys, "export", "--type=sqlite", "--force-overwrite=true",
              f"--output={report}.sqlite", f"{report}.nsys-rep"],

@@ -25,8 +25,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from facts import BESIDE, row, spread, write
+from recorders import nsys_profile
+from recording import quartiles
 
 import gpuscope as gs
 from gpuscope import _nsys
@@ -107,11 +108,6 @@ def child(*arguments: str, before: Iterable[str] = ()) -> dict[str, Any]:
 def costs(blocks: list[tuple[float, float, float]]) -> list[float]:
     """Return how much of the bare neighbours' rate each block lost, %."""
     return [100 * (1 - rate / statistics.mean((before, behind))) for before, rate, behind in blocks]
-
-
-def quartiles(values: list[float]) -> dict[str, float]:
-    low, high = np.quantile(values, [0.25, 0.75])
-    return {"min": float(low), "median": statistics.median(values), "max": float(high)}
 
 
 def in_turns(
@@ -227,12 +223,6 @@ def whole_processes(program: str, seconds: float, rounds: int) -> Iterator[dict]
             after_s=spread(after_s[name]),
             megabytes=nbytes.get(name, 0) / 1e6,
         )
-
-
-def nsys_profile(nsys: str, report: Path, *more: str) -> list[str]:
-    """Return what stands before a command that Nsight Systems records."""
-    return [nsys, "profile", "-t", "cuda,nvtx", "--sample=none", "--cpuctxsw=none", *more,
-            "--force-overwrite=true", "-o", str(report)]  # fmt: skip
 
 
 def main() -> None:

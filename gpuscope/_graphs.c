@@ -29,7 +29,7 @@ static int64_t period = -1; /* between two launches whose nodes are timed, ns; 0
 static int is_whole;        /* whether CUPTI's records of whole graphs are on now */
 static int instantiating;   /* calls that are under way, of those that began since `times_begun` */
 static int met_unknown;
-static uint32_t times_begun;   /* how often graphs began to be forgotten */
+static uint32_t times_begun; /* how often what was known of graphs was forgotten */
 static __thread struct {
     uint32_t correlation, begun;
 } under_way; /* this thread's call that has to be ended: an instantiation, or a launch with its nodes */
@@ -134,16 +134,14 @@ graph_call_ends(uint8_t role, const void *arguments, uint32_t correlation, uint3
         return;
     under_way.correlation = 0;
     pthread_mutex_lock(&lock);
-    if (under_way.begun == times_begun && (role & LAUNCHES_GRAPH)) {
-        if (period >= 0)
-            set_whole(1);
-    } else if (under_way.begun == times_begun) {
+    if (under_way.begun == times_begun && !(role & LAUNCHES_GRAPH)) {
         const uintptr_t *into;
         instantiating--;
         memcpy(&into, arguments, sizeof(into));
         if (returned == 0 && into != NULL && period >= 0)
             add(*into);
-    }
+    } else if (under_way.begun == times_begun && period >= 0)
+        set_whole(1);
     pthread_mutex_unlock(&lock);
 }
 

@@ -92,7 +92,7 @@ class Collector:
         """Address of a buffer → its number, a new one each time that CUPTI asks for one."""
         self._full: list[tuple[int, int]] = []
         self._given: set[int] = set()
-        """Numbers of buffers that every recording was given whole, until the last one ends."""
+        """Numbers of buffers that every recording was given, whose arrays are still here."""
         self._next_number = itertools.count(1).__next__
         self._launches: list[tuple[int, bytes]] = []
         """Launches that were noted, with a number each time that they are taken."""

@@ -107,7 +107,7 @@ coverage:
 mutants:
 	@$(SETUP) test
 	@test -x .cache/mutants/bin/python || $(PY) -m venv .cache/mutants
-	@.cache/mutants/bin/pip install -q 'cosmic-ray>=8.4' coverage
+	@.cache/mutants/bin/pip install -q 'cosmic-ray>=8.4'
 	.cache/mutants/bin/python scripts/mutants.py $(ARGS)
 
 test-wheel:

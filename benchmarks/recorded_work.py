@@ -2,10 +2,11 @@
 recording_programs.py.
 
     python benchmarks/recorded_work.py turns PROGRAM SECONDS ROUNDS OUT MODE [MODE ...]
-    python benchmarks/recorded_work.py once PROGRAM SECONDS OUT
+    python benchmarks/recorded_work.py once PROGRAM SECONDS OUT [MODE]
 
 ``turns`` runs blocks of so many seconds: each mode once a round, in an order that moves on, a bare
-block before each and one behind the last. ``once`` runs one block, for who records the process.
+block before each and one behind the last; and some before anything was recorded. ``once`` runs one
+block, for who records the process, or in a mode from before the program is made.
 The models and their loops are Hugging Face's, with random weights.
 """
 
@@ -242,17 +243,20 @@ class BareCupti:
     ----------
     apis
         Whether API calls are recorded by CUPTI, too, as launch ids need.
+    graphs
+        Whether launches of graphs are recorded whole; only of those instantiated meanwhile.
     callback
         Whether a C function that does nothing is called around each call that gpuscope notes.
     """
 
-    def __init__(self, *, apis: bool, callback: bool = False) -> None:
+    def __init__(self, *, apis: bool, graphs: bool = False, callback: bool = False) -> None:
         from gpuscope._libcupti import library_path
         from gpuscope.record.cupti import collector, layout
         from gpuscope.record.cupti import library as api
 
         self._c = ctypes.CDLL(str(library_path()))
-        self._kinds = (*collector.KINDS, *((layout.RUNTIME, layout.DRIVER) if apis else ()))
+        more = (layout.RUNTIME, layout.DRIVER) * apis + (layout.GRAPH,) * graphs
+        self._kinds = (*collector.KINDS, *more)
         self._nbytes = collector.BUFFER_BYTES
         self._free = [ctypes.create_string_buffer(self._nbytes) for _ in range(6)]
         self._used: dict[int, Any] = {}
@@ -381,6 +385,8 @@ def modes(names: list[str]) -> dict[str, Callable[[], contextlib.AbstractContext
         "CUPTI": lambda: BareCupti(apis=True).recording,
         "CUPTI, kernels": lambda: BareCupti(apis=False).recording,
         "CUPTI, kernels, empty callback": lambda: BareCupti(apis=False, callback=True).recording,
+        "CUPTI, whole graphs": lambda: BareCupti(apis=False, graphs=True).recording,
+        "CUPTI, whole graphs, API calls": lambda: BareCupti(apis=True, graphs=True).recording,
         "kernels": lambda: lambda: _ours(launch_ids=False, stacks=False),
         "ids": lambda: lambda: _ours(stacks=False),
         "lines": lambda: lambda: _ours(stacks=True),
@@ -424,12 +430,13 @@ def turns(program: str, seconds: float, rounds: int, names: list[str]) -> dict[s
     """Return what bare blocks did, and mode → round → its rate and those of its bare neighbours."""
     block = PROGRAMS[program]()
     timed(block, 2 * seconds)
+    cpus = fastest_cpus(6 if program == "server" else 1)
+    untouched = [timed(block, seconds, cpus) for _ in range(4)]
     recorders = modes(names)
     for recorder in recorders.values():  # what begins or ends for the first time
         with recorder():
             block(0.05)
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
-    cpus = fastest_cpus(6 if program == "server" else 1)
     bare = timed(block, seconds, cpus)
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
@@ -439,14 +446,17 @@ def turns(program: str, seconds: float, rounds: int, names: list[str]) -> dict[s
             behind = timed(block, seconds, cpus)
             found[name].append((bare, rate, behind))
             bare = behind
-    return {"program": program, "modes": found}
+    return {"program": program, "untouched": untouched, "modes": found}
 
 
-def once(program: str, seconds: float) -> dict[str, Any]:
-    block = PROGRAMS[program]()
-    timed(block, 0.5)
-    rate = timed(block, seconds)
-    return {"program": program, "rate": rate, "ended_ns": time.time_ns()}
+def once(program: str, seconds: float, mode: str = "bare again") -> dict[str, Any]:
+    """Return the rate of one block, and when it ended."""
+    with modes([mode])[mode]():
+        block = PROGRAMS[program]()
+        timed(block, 0.5)
+        rate = timed(block, seconds, fastest_cpus(6 if program == "server" else 1))
+        ended_ns = time.time_ns()
+    return {"program": program, "rate": rate, "ended_ns": ended_ns}
 
 
 def main() -> None:
@@ -455,8 +465,8 @@ def main() -> None:
         rounds, out, *names = rest
         found = turns(program, float(seconds), int(rounds), names)
     else:
-        (out,) = rest
-        found = once(program, float(seconds))
+        out, *names = rest
+        found = once(program, float(seconds), *names)
     Path(out).write_text(json.dumps(found), "utf-8")
 
 

@@ -66,6 +66,8 @@ CALLED = {
     "CUPTI": "bare CUPTI: work, ranges, API calls",
     "CUPTI, kernels": "bare CUPTI: work and ranges",
     "CUPTI, kernels, empty callback": "bare CUPTI: work and ranges, an empty callback a call",
+    "CUPTI, whole graphs": "bare CUPTI: work, ranges, whole graphs",
+    "CUPTI, whole graphs, API calls": "bare CUPTI: work, ranges, API calls, whole graphs",
     "kernels": "gs.profile(launch_ids=False, stacks=False)",
     "ids": "gs.profile(stacks=False)",
     "lines": "gs.profile()",
@@ -116,20 +118,22 @@ def in_turns(
     """Yield the rows of a program."""
     for names in groups:
         try:
-            found = child("turns", program, str(seconds), str(rounds), "OUT", *names)["modes"]
+            of_child = child("turns", program, str(seconds), str(rounds), "OUT", *names)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             print(f"  {program}: {names}: {error}")
             continue
-        bare = [before for blocks in found.values() for before, _, _ in blocks]
-        yield row(
-            f"{PROGRAMS[program]}, not recorded",
-            BESIDE,
-            statistics.median(bare),
-            f"{UNITS[program]}/s",
-            met=True,
-            spread=quartiles(bare),
-            program=program,
-        )
+        found = of_child["modes"]
+        between = [before for blocks in found.values() for before, _, _ in blocks]
+        for when, bare in (("before any recording", of_child["untouched"]), ("between", between)):
+            yield row(
+                f"{PROGRAMS[program]}, not recorded, {when}",
+                BESIDE,
+                statistics.median(bare),
+                f"{UNITS[program]}/s",
+                met=True,
+                spread=quartiles(bare),
+                program=program,
+            )
         for name, blocks in found.items():
             lost = costs(blocks)
             worst = max(lost) - statistics.median(lost)
@@ -161,21 +165,28 @@ def table(rows: list[dict]) -> None:
             if added
             else ""
         )
-        print(f"{each['value']:10.2f} {each['unit']:10} {between:22} {each['what']}{more}")
+        print(
+            f"{each['value']:10.2f} {each['unit']:10} {between:22} {each['what']}{more}", flush=True
+        )
 
 
 # -- whole processes, in turns -------------------------------------------------------------
-def commands(folder: Path, *, with_graphs: bool) -> dict[str, tuple[list[str], Path | None]]:
-    """Return who records a process → what stands before its command, and the file that is left."""
+def commands(
+    folder: Path, *, with_graphs: bool
+) -> dict[str, tuple[list[str], list[str], Path | None]]:
+    """Return who records a process → what stands before its command and behind it, and its file."""
     trace = folder / "trace.parquet"
     ours = [sys.executable, "-m", "gpuscope.cli", "record", "--no-report", "--out", str(trace)]
-    found: dict[str, tuple[list[str], Path | None]] = {
-        "nothing": ([], None),
-        "gpuscope record": (ours, trace),
+    found: dict[str, tuple[list[str], list[str], Path | None]] = {
+        "nothing": ([], [], None),
+        CALLED["CUPTI"]: ([], ["CUPTI"], None),
+        "gpuscope record": (ours, [], trace),
     }
+    for mode in ("CUPTI, whole graphs", "CUPTI, whole graphs, API calls") if with_graphs else ():
+        found[CALLED[mode]] = [], [mode], None
     for graphs in ("launch", "sampled") if with_graphs else ():
         command = [*ours[:-1], str(folder / f"{graphs}.parquet"), "--graphs", graphs]
-        found[f"gpuscope record --graphs {graphs}"] = command, folder / f"{graphs}.parquet"
+        found[f"gpuscope record --graphs {graphs}"] = command, [], folder / f"{graphs}.parquet"
     try:
         nsys = str(_nsys.find("nsys"))
     except MissingDependency as error:
@@ -184,7 +195,7 @@ def commands(folder: Path, *, with_graphs: bool) -> dict[str, tuple[list[str], P
         for graphs in ("graph", "node") if with_graphs else ("graph",):
             options = [f"--cuda-graph-trace={graphs}"]
             before = [*nsys_profile(nsys, folder / "report", *options), sys.executable]
-            found[f"Nsight Systems, {graphs}s"] = before, folder / "report.nsys-rep"
+            found[f"Nsight Systems, {graphs}s"] = before, [], folder / "report.nsys-rep"
     return found
 
 
@@ -195,14 +206,15 @@ def whole_processes(program: str, seconds: float, rounds: int) -> Iterator[dict]
     nbytes: dict[str, int] = {}
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
-            for name, (before, left) in commands(
+            for name, (before, mode, left) in commands(
                 Path(folder), with_graphs=program == "decode_graph"
             ).items():
                 try:
-                    found = child("once", program, str(seconds), "OUT", before=before)
+                    found = child("once", program, str(seconds), "OUT", *mode, before=before)
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     print(f"  {program}: {name}: {error}")
                     continue
+                print(f"  {program}: {name}: {found['rate']:.1f}", flush=True)
                 rates.setdefault(name, []).append(found["rate"])
                 after_s.setdefault(name, []).append(found["after_s"])
                 if left is not None and left.exists():

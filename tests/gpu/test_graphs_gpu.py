@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 import gpuscope as gs
+from gpuscope.record.cupti import source as cupti_source
 from gpuscope.workloads.spin import Spin
 
 pytestmark = pytest.mark.gpu
@@ -144,3 +147,97 @@ def test_graphs_that_pytorch_launches_on_streams_of_partitions_have_ends(gpu):
             assert set(kernels.texts("partition")) == {"small", "load"}
         del graphs, graph
         torch.cuda.synchronize()
+
+
+# -- recorded whole --------------------------------------------------------------------------
+KERNELS = 20
+
+
+def captured(torch, count=1):
+    """Return graphs of so many products of PyTorch's."""
+    x = torch.randn(64, 64, device="cuda")
+    out = torch.empty_like(x)
+    torch.mm(x, x, out=out)
+    torch.cuda.synchronize()
+    graphs = []
+    for _ in range(count):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(KERNELS):
+                torch.mm(x, x, out=out)
+        graphs.append(graph)
+    return graphs
+
+
+def told(trace):
+    """Return how many launches have a row, and how many have those of their nodes."""
+    assert trace.metadata.complete, trace.metadata.notes
+    nodes = trace.where(kind="kernel").array("graph_node", fill=-1)
+    return len(trace.where(kind="graph")), int((nodes >= 0).sum()) / KERNELS
+
+
+def test_launches_of_graphs_have_one_row_each(gpu):
+    torch = pytest.importorskip("torch")
+    with gs.profile(gpu, graphs="launch") as recording:
+        graphs = captured(torch, 2)
+        for _ in range(50):
+            for graph in graphs:
+                graph.replay()
+        torch.cuda.synchronize()
+    trace = recording.trace
+    assert told(trace) == (100, 0)
+    rows = trace.where(kind="graph").spans.to_pylist()
+    assert len({row["graph"] for row in rows}) == 2
+    assert all(row["end_ns"] > row["start_ns"] for row in rows)
+    launches = {edge["to"]: edge["from"] for edge in trace.edges.to_pylist()}
+    calls = {row["id"]: row for row in trace.where(kind="api").spans.to_pylist()}
+    for row in rows:
+        call = calls[launches[row["id"]]]
+        assert "GraphLaunch" in call["name"]
+        assert "test_graphs_gpu.py" in call["site"]
+        assert call["start_ns"] < row["start_ns"]
+
+
+def test_of_a_graph_from_before_the_recording_nodes_are_recorded(gpu):
+    torch = pytest.importorskip("torch")
+    (before,) = captured(torch)
+    with gs.profile(gpu, graphs="launch") as recording:
+        (inside,) = captured(torch)
+        for _ in range(10):
+            inside.replay()
+        for _ in range(10):
+            before.replay()
+            inside.replay()
+        torch.cuda.synchronize()
+    assert told(recording.trace) == (10, 20)
+    assert any("instantiated before" in note for note in recording.trace.metadata.notes)
+    with gs.profile(gpu) as recording:
+        before.replay()
+        torch.cuda.synchronize()
+    assert told(recording.trace) == (0, 1)
+
+
+def test_nodes_are_sampled_while_two_threads_launch(gpu, monkeypatch):
+    """A sample is one launch: those of other threads meanwhile have their nodes, too."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setitem(cupti_source._GRAPH_PERIODS_NS, "sampled", 1_000_000)
+    launches = 2_000
+    with gs.profile(gpu, graphs="sampled") as recording:
+        graphs = captured(torch, 2)
+
+        def launch(graph):
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for number in range(launches):
+                    graph.replay()
+                    if number % 50 == 0:
+                        torch.cuda.current_stream().synchronize()
+
+        threads = [threading.Thread(target=launch, args=(graph,)) for graph in graphs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        torch.cuda.synchronize()
+    whole, by_node = told(recording.trace)
+    assert whole + by_node == 2 * launches
+    assert 2 <= by_node < launches / 2

@@ -2,7 +2,8 @@
  * one of its own.
  *
  * Nothing else can be changed, but for what is the process's: how often it was forked (_fastpath.c),
- * the launches that were noted (_launches.c), their sites (_sites.c) and graphs (_graphs.c). */
+ * the launches that were noted (_launches.c), their sites (_sites.c) and graphs (_graphs.c), and who woke
+ * whom up (_handover.c). */
 
 #ifndef GPUSCOPE_FASTPATH_H
 #define GPUSCOPE_FASTPATH_H
@@ -97,6 +98,7 @@ int add_events(PyObject *module);
 int add_launches(PyObject *module);
 int add_graphs(PyObject *module);
 int add_sites(PyObject *module);
+int add_handovers(PyObject *module);
 
 /* The number of the lines of Python that the calling thread is in; 0: none, or nobody asks. Any
  * thread, with the global lock or without. */

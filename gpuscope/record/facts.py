@@ -82,16 +82,25 @@ def versions() -> Mapping[str, str]:
     return installed
 
 
-def thread_names(known: Mapping[int, str], *, alive: bool) -> dict[str, str]:
-    """Return the names of threads: known ones, and those that are ``alive`` if they count.
+def learn_threads(system: dict[str, str], *, anew: bool) -> None:
+    """Add the system's names of this process's threads by their numbers: of new ones, or ``anew``.
+
+    A file is read for each: of a hundred threads that takes ms.
+    """
+    for path in Path("/proc/self/task").glob("*"):
+        if anew or path.name not in system:
+            with contextlib.suppress(OSError):  # it has ended
+                system[path.name] = (path / "comm").read_text("utf-8", "replace").strip()
+
+
+def thread_names(
+    known: Mapping[int, str], system: Mapping[str, str], *, alive: bool
+) -> dict[str, str]:
+    """Return the names of threads: known ones, and Python's that are ``alive`` if they count.
 
     Of threads that are none of Python's, such as PyTorch's ``pt_autograd_0``, the system's names,
     unless they are the process's own.
     """
-    system: dict[str, str] = {}
-    for path in Path("/proc/self/task").glob("*/comm") if alive else ():
-        with contextlib.suppress(OSError):  # it has ended
-            system[path.parent.name] = path.read_text("utf-8", "replace").strip()
     of_process = system.get(str(os.getpid()))
     names = {number: name for number, name in system.items() if name != of_process}
     of_python = threading.enumerate() if alive else []

@@ -15,24 +15,32 @@ import sys
 import threading
 from collections.abc import Callable
 from time import time_ns
+from types import FrameType
 from typing import Any
 
+from gpuscope._compiled import fastpath
 from gpuscope._fork import free_in_children
 from gpuscope._sites import site_here
 from gpuscope._threads import thread_number
-from gpuscope.record.ranges import RangeLog, RangeMoment
+from gpuscope.record.ranges import MOMENT, NOT_WAITED, RangeLog, moment_name
 
 Method = Callable[..., Any]
 _SHORT_NS = 10_000
 """A call that took less waited for nobody."""
 _CALLERS = (queue.Queue.get, threading.Event.wait, concurrent.futures.Future.result)
 _FILES = {function.__code__.co_filename for function in _CALLERS}
-_START = threading.Thread.start.__code__
+_START, _WAIT = threading.Thread.start.__code__, threading.Event.wait.__code__
+_IN_BETWEEN = {
+    method.__code__ for method in (threading.Condition.notify_all, threading.Condition.wait_for)
+}
+_NO_NAME = moment_name("")
+_UNKNOWN = 0, 0, 0
+"""Thread, site and name of what is not known."""
 _lock = free_in_children(threading.Lock())
 _logs: tuple[RangeLog, ...] = ()
 """Of the recordings that ask."""
-_woken: dict[int, RangeMoment | None] = {}
-"""A condition that a thread waits for → what woke one last."""
+_wake_ups: dict[int, tuple[int, int, int, int]] = {}
+"""A condition that a thread waits for → when which thread woke one last, at which site, as what."""
 _replaced: list[tuple[type, str, Method, Method]] = []
 """Whose method of which name was what, and is what now."""
 
@@ -64,83 +72,112 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=lambda: _set(()))
 
 
-def _now(name: str) -> RangeMoment:
-    # A thread that has just woken up runs this with the interpreter's lock, for which others wait:
-    # a NamedTuple's own __new__ takes thrice as long.
-    return tuple.__new__(RangeMoment, (name, thread_number(), time_ns(), site_here()))
-
-
-def _caller(otherwise: str) -> str:
-    """Return what of the standard library calls a condition, such as "queue get"."""
-    frame = sys._getframe(2)  # behind the replacement
-    if frame.f_code.co_name in ("notify_all", "wait_for"):
+def _caller(otherwise: int) -> int:
+    """Return the name of what of the standard library calls a condition, such as "queue get"."""
+    frame: FrameType = sys._getframe(2)  # behind the replacement
+    if frame.f_code in _IN_BETWEEN:
         frame = frame.f_back or frame
-    code, caller = frame.f_code, frame.f_back
+    code = frame.f_code
     if code.co_filename not in _FILES:
         return otherwise
-    is_starting = caller is not None and _START in (
-        caller.f_code,
-        getattr(caller.f_back, "f_code", None),
-    )
-    return "" if is_starting else code.co_qualname.lower().replace(".", " ")
+    if code is _WAIT and frame.f_back is not None and frame.f_back.f_code is _START:
+        return _NO_NAME
+    return _name_of(code.co_qualname)
 
 
-def _note(name: str, since_ns: int, by: RangeMoment | None = None) -> None:
-    if name:
-        entry = "hand-over", by, _now(name), since_ns
-        for log in _logs:
-            log.moments.append(entry)
+@functools.cache
+def _name_of(qualname: str) -> int:
+    return moment_name(qualname.lower().replace(".", " "))
+
+
+def _hands_over_in_python(condition: object, name: int) -> None:
+    _wake_ups[id(condition)] = (time_ns(), thread_number(), site_here(), name)
+
+
+def _handed_over_in_python(
+    condition: object,
+    since_ns: int,
+    is_woken: bool,  # noqa: FBT001 - as in C
+    name: int,
+    shortest_ns: int,
+) -> bytes | None:
+    by = _wake_ups.pop(id(condition), None)
+    at_ns = time_ns()
+    if at_ns - since_ns < shortest_ns:
+        return None
+    if by is None or not is_woken or by[0] < since_ns:
+        by = (0, *_UNKNOWN)
+    after = thread_number(), site_here(), name
+    return MOMENT.pack(since_ns, at_ns, by[0], *after, *by[1:])
+
+
+_hands_over = _hands_over_in_python if fastpath is None else fastpath.hands_over
+_handed_over = _handed_over_in_python if fastpath is None else fastpath.handed_over
+
+
+def _note(moment: bytes) -> None:
+    for log in _logs:
+        log.moments.append(moment)
 
 
 def _waiting(wait: Method) -> Method:
+    otherwise = moment_name("condition wait")
+
     def ours(self: Any, timeout: float | None = None) -> Any:
         since_ns, is_woken = time_ns(), False
-        _woken.setdefault(id(self))
         try:
             is_woken = wait(self, timeout)
         finally:
-            by = _woken.get(id(self)) if is_woken else None
-            if not self._waiters:
-                _woken.pop(id(self), None)
-            if time_ns() - since_ns >= _SHORT_NS:
-                _note(_caller("condition wait"), since_ns, by)
+            # A thread that has just woken up runs this with the interpreter's lock, for which
+            # others wait.
+            name = _caller(otherwise)
+            moment = _handed_over(self, since_ns, is_woken, name, _SHORT_NS)
+            if moment is not None and name != _NO_NAME:
+                _note(moment)
         return is_woken
 
     return ours
 
 
 def _notifying(notify: Method) -> Method:
+    otherwise = moment_name("condition notify")
+
     def ours(self: Any, n: int = 1) -> None:
-        if id(self) in _woken:
-            _woken[id(self)] = _now(_caller("condition notify"))
+        if self._waiters:
+            _hands_over(self, _caller(otherwise))
         notify(self, n)
 
     return ours
 
 
 def _starting(start: Method) -> Method:
+    starts, begins = moment_name("thread start"), moment_name("thread begins")
+
     def ours(self: threading.Thread) -> None:
-        by = _now("thread start")
+        at_ns, by = time_ns(), (thread_number(), site_here(), starts)
         start(self)
-        begun = RangeMoment(
-            "thread begins", self.native_id or 0, by.at_ns, 0
-        )  # or later: it is before all
+        number = self.native_id or 0
         for log in _logs:
-            log.thread_names[begun.thread] = self.name
-            log.moments.append(("thread start", by, begun, None))
+            log.thread_names[number] = self.name
+        # The thread has begun then or later: this is before all that it does.
+        _note(MOMENT.pack(NOT_WAITED, at_ns, at_ns, number, 0, begins, *by))
 
     return ours
 
 
-def _blocking(name: str) -> Callable[[Method], Method]:
+def _blocking(text: str) -> Callable[[Method], Method]:
+    name = moment_name(text)
+
     def replaced(call: Method) -> Method:
         def ours(*args: Any, **named: Any) -> Any:
             since_ns = time_ns()
             try:
                 return call(*args, **named)
             finally:
-                if time_ns() - since_ns >= _SHORT_NS:
-                    _note(name, since_ns)
+                at_ns = time_ns()
+                if at_ns - since_ns >= _SHORT_NS:
+                    after = thread_number(), site_here(), name
+                    _note(MOMENT.pack(since_ns, at_ns, 0, *after, *_UNKNOWN))
 
         return ours
 

@@ -8,25 +8,25 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from struct import Struct
 
 from gpuscope._fork import free_in_children
 from gpuscope._sites import site_text
 from gpuscope.record.rows import Row, Rows, keep, move, noted_row, range_row
 from gpuscope.trace.metadata import NO_THREAD
 
-
-class RangeMoment(NamedTuple):
-    """What a thread did when, and the number of the site."""
-
-    name: str
-    thread: int
-    at_ns: int
-    site: int
+MOMENT = Struct("=qqqIIIIII")
+"""What a thread did, and what another did that let it, as _handover.c packs it: since when it
+waited, or :data:`NOT_WAITED`, when it did it, when the other did, 0 if that is unknown; thread,
+site and name of the one and of the other."""
+NOT_WAITED = -1
+_names: list[str] = []
 
 
-HandOver = tuple[str, RangeMoment | None, RangeMoment, int | None]
-"""Kind of an edge, what it leads from, if that is known, to what, and since when that waited."""
+def moment_name(text: str) -> int:
+    """Return the number of a new name of what threads do."""
+    _names.append(text)
+    return len(_names) - 1
 
 
 class RangeLog:
@@ -48,7 +48,8 @@ class RangeLog:
     used
         Whether any range has begun.
     moments
-        Gets what threads handed over to each other.
+        Gets what threads handed over to each other, each packed as :data:`MOMENT`: the collector
+        has nothing to look at.
     """
 
     def __init__(self, clock: Callable[[], int], thread: Callable[[], int], process: int) -> None:
@@ -62,8 +63,8 @@ class RangeLog:
         self._open: dict[int, Row] = {}
         self._ended: deque[tuple[int, Row]] = deque()
         self._taken: list[tuple[int, Row]] = []
-        self.moments: deque[HandOver] = deque()
-        self._handed: list[HandOver] = []
+        self.moments: deque[bytes] = deque()
+        self._handed: list[bytes] = []
         self._read: list[int] = []
         """Ranges that are rows, and may still be among the open."""
         self._full = sys.maxsize
@@ -161,12 +162,12 @@ class RangeLog:
         taken, self._taken = self._taken, []
         handed, self._handed = self._handed, []
         thread, since_ns = rows.ending or (NO_THREAD, 0)
-        for entry in handed:
-            after = entry[2]
-            is_ending = after.thread == thread and after.at_ns >= since_ns
-            is_ours = self.thread_names.get(after.thread, "").startswith("gpuscope")
+        for waited_ns, at_ns, by_ns, *parts in map(MOMENT.unpack, handed):
+            after, before = parts[:3], parts[3:]
+            is_ending = after[0] == thread and at_ns >= since_ns
+            is_ours = self.thread_names.get(after[0], "").startswith("gpuscope")
             if not is_ending and not is_ours:
-                self._add_moments(*entry, rows)
+                self._add_moments(waited_ns, (at_ns, *after), (by_ns, *before), rows)
         if rows.over:
             read = {*self._read, *(number for number, _ in taken)}
             taken += [entry for entry in self._open.copy().items() if entry[0] not in read]
@@ -177,23 +178,24 @@ class RangeLog:
 
     def _add_moments(
         self,
-        edge: str,
-        before: RangeMoment | None,
-        after: RangeMoment,
-        since_ns: int | None,
+        waited_ns: int,
+        after: tuple[int, int, int, int],
+        before: tuple[int, int, int, int],
         rows: Rows,
     ) -> None:
+        """Add the rows of two moments, each a time, a thread, a site and a name, and their edge."""
         numbers = noted_row(next(self._numbers)), noted_row(next(self._numbers))
-        for number, moment in zip(numbers, (before, after), strict=True):
-            if moment is None:
+        for number, (at_ns, thread, site, name) in zip(numbers, (before, after), strict=True):
+            if not at_ns:
                 continue
-            row = self._row(number, None, moment.name, moment.at_ns, moment.thread)
-            row |= {"kind": "mark", "end_ns": moment.at_ns, "site": site_text(moment.site) or None}
+            row = self._row(number, None, _names[name], at_ns, thread)
+            row |= {"kind": "mark", "end_ns": at_ns, "site": site_text(site) or None}
             row |= {"domain": None, "range_style": None, "source": "host"}
             rows.spans.append(row)
-        if since_ns is not None:
-            row |= {"kind": "sync", "start_ns": since_ns}
-        if before:
+        if waited_ns != NOT_WAITED:
+            row |= {"kind": "sync", "start_ns": waited_ns}
+        if before[0]:
+            edge = "thread start" if waited_ns == NOT_WAITED else "hand-over"
             rows.edges.append((*numbers, edge))
 
 

@@ -23,6 +23,7 @@ from gpuscope.record.calls import CallRecorder
 from gpuscope.record.facts import (
     clock_name,
     info_facts,
+    learn_threads,
     one_clock,
     partition_facts,
     process_name,
@@ -103,6 +104,7 @@ class Recording:
         self._reader: WindowReader | None = None  # where only the latest rows are kept
         self._asks_for_sites = False
         self._trace: Trace | None = None
+        self._system_threads: dict[str, str] = {}
         self._rank: RankFacts | None = None  # kept: its process group may be gone at the end
         self._clocks: dict[int, Mapping[str, Calibration]] = {}  # of the sources that are closed
 
@@ -398,6 +400,8 @@ class Recording:
         for key, device in self._reading.devices.items():
             devices[key] = info_facts(device.info)
         self._rank = rank_facts(self._process, [*devices]) or self._rank
+        if not self._simulated:
+            learn_threads(self._system_threads, anew=self._span.is_over)
         metadata = TraceMetadata(
             time_base="virtual" if self._simulated else "unix",
             clock=clock_name(simulated=self._simulated),
@@ -405,7 +409,9 @@ class Recording:
             devices=devices,
             driver=next((facts.driver for facts in devices.values()), None),
             process_names={str(self._process): process_name()},
-            thread_names=thread_names(self.ranges.thread_names.copy(), alive=not self._simulated),
+            thread_names=thread_names(
+                self.ranges.thread_names.copy(), self._system_threads, alive=not self._simulated
+            ),
             partitions=partitions,
             streams={str(number): facts for number, facts in streams.items()},
             windows_ns=((begin_ns, self._span.end_ns),),

@@ -13,14 +13,20 @@ from pathlib import Path
 import pytest
 
 import gpuscope as gs
+from gpuscope._compiled import fastpath
 from gpuscope.record import facts, handover
 from gpuscope.trace.sites import lines_of
 
 METHODS = [(owner, name) for owner, name, _ in handover._METHODS]
 
 
-@pytest.fixture
-def cpu(monkeypatch):
+@pytest.fixture(params=["compiled", "in Python"])
+def cpu(request, monkeypatch):
+    if request.param == "in Python":
+        monkeypatch.setattr(handover, "_hands_over", handover._hands_over_in_python)
+        monkeypatch.setattr(handover, "_handed_over", handover._handed_over_in_python)
+    elif fastpath is None:
+        pytest.skip("the launch path is not compiled")
     monkeypatch.setattr(handover, "_SHORT_NS", 0)  # no test is to sleep
     device = gs.open_device("cpu", quiet=True)
     yield device
@@ -155,7 +161,7 @@ def test_every_method_is_put_back_when_the_last_recording_ends(cpu):
             assert all(one is not other for one, other in zip(methods(), before, strict=True))
         assert all(one is not other for one, other in zip(methods(), before, strict=True))
     assert methods() == before
-    assert handover._woken == {}
+    assert handover._wake_ups == {}
 
 
 def test_what_another_replaced_meanwhile_stays_and_notes_nothing(cpu, monkeypatch):
@@ -180,6 +186,26 @@ def test_a_forked_child_notes_nothing(cpu):
         if (child := os.fork()) == 0:
             os._exit(0 if methods() == before and handover._logs == () else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_who_was_woken_before_it_waits_again_was_not_woken_for_that(cpu):
+    """A wake-up belongs to one wait: a later one of the same condition ends by itself."""
+    condition = threading.Condition()
+    with gs.profile(cpu) as recording, condition:
+        helper = once_it_waits(condition, lambda: wake(condition))
+        condition.wait()
+        condition.wait(timeout=1e-6)
+        helper.join()
+    trace = recording.trace
+    waits = [row["id"] for row in trace.where(kind="sync", name="condition wait").spans.to_pylist()]
+    ends = [edge["to"] for edge in trace.edges.to_pylist() if edge["kind"] == "hand-over"]
+    assert len(waits) == 2
+    assert ends == waits[:1]
+
+
+def wake(condition):
+    with condition:
+        condition.notify()
 
 
 def test_errors_and_results_of_the_methods_are_the_same(cpu):
@@ -214,11 +240,18 @@ def test_threads_that_python_does_not_know_have_the_system_s_names(monkeypatch, 
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "comm").write_text(f"{name}\n")
     monkeypatch.setattr(facts, "Path", lambda _: tmp_path)
-    names = facts.thread_names({5: "Thread-3 (_pin_memory_loop)"}, alive=True)
+    system = {}
+    facts.learn_threads(system, anew=False)
+    names = facts.thread_names({5: "Thread-3 (_pin_memory_loop)"}, system, alive=True)
     assert names["77"] == "pt_autograd_0"
     assert "78" not in names
     assert names["5"] == "pin-memory thread"
     assert names[str(threading.get_native_id())] == threading.current_thread().name
+    (tmp_path / "77" / "comm").write_text("renamed")
+    facts.learn_threads(system, anew=False)
+    assert system["77"] == "pt_autograd_0"
+    facts.learn_threads(system, anew=True)
+    assert system["77"] == "renamed"
 
 
 def test_workers_of_a_data_loader_are_named_by_their_numbers(monkeypatch):

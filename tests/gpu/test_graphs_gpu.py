@@ -171,9 +171,13 @@ def captured(torch, count=1):
 
 def told(trace):
     """Return how many launches have a row, and how many have those of their nodes."""
-    assert trace.metadata.complete, trace.metadata.notes
+    assert trace.metadata.complete or left_out(trace), trace.metadata.notes
     nodes = trace.where(kind="kernel").array("graph_node", fill=-1)
     return len(trace.where(kind="graph")), int((nodes >= 0).sum()) / KERNELS
+
+
+def left_out(trace):
+    return trace.metadata.counts.get("ends before their begin left out", 0)
 
 
 def test_launches_of_graphs_have_one_row_each(gpu):
@@ -218,7 +222,11 @@ def test_of_a_graph_from_before_the_recording_nodes_are_recorded(gpu):
 
 
 def test_nodes_are_sampled_while_two_threads_launch(gpu, monkeypatch):
-    """A sample is one launch: those of other threads meanwhile have their nodes, too."""
+    """A sample is one launch: those of other threads meanwhile have their nodes, too.
+
+    Of a few nodes CUPTI has another record, whose end is before its begin (libcupti 13.0), where
+    launches before are under way: these are left out, and told.
+    """
     torch = pytest.importorskip("torch")
     monkeypatch.setitem(cupti_source._GRAPH_PERIODS_NS, "sampled", 1_000_000)
     launches = 2_000
@@ -239,5 +247,6 @@ def test_nodes_are_sampled_while_two_threads_launch(gpu, monkeypatch):
             thread.join()
         torch.cuda.synchronize()
     whole, by_node = told(recording.trace)
+    assert left_out(recording.trace) < 0.01 * by_node * KERNELS
     assert whole + by_node == 2 * launches
     assert 2 <= by_node < launches / 2

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
+from gpuscope._types import Array
 from gpuscope.timeline import style
 from gpuscope.timeline.alternative import table_of
 from gpuscope.timeline.columns import MARK_PX, edges_of, heights, resampled, step_of
-from gpuscope.timeline.hatches import CELL, HATCHES, MARKS, TINT
+from gpuscope.timeline.hatches import CELL, ESCAPED, HATCHES, MARKS, TINT
 from gpuscope.timeline.labels import MARKS_PX, Class
 from gpuscope.timeline.look import Look, PartLook
 from gpuscope.timeline.picture import Panel, Picture, arrow_colours
@@ -110,10 +111,10 @@ def png(drawn: StaticFigure | Picture, *, dark: bool = False) -> bytes:
         drawing.marks(panel)
         drawing.arrows(panel, panel.scene.waits)
         drawing.arrows(panel, panel.scene.hazards, dotted=True)
-    colours = {how.name: (_fill(how), "") for how in picture.looks.values()}
-    parts = {how.name: (how.fill, how.pattern) for how in picture.part_looks.values()}
+    cells = {how.name: _cell(how) for how in picture.looks.values()}
+    cells |= {how.name: _cell(how, TINT) for how in picture.part_looks.values()}
     arrows = arrow_colours(panel.scene for panel in picture.panels)
-    drawing.words(colours | parts | {name: (colour, "") for name, colour in arrows.items()})
+    drawing.words(cells | {name: _plain_cell(colour) for name, colour in arrows.items()})
     file = io.BytesIO()
     # A better palette takes longer than all the drawing, and a timeline has few colours.
     few = drawing.image.quantize(256, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
@@ -223,14 +224,16 @@ class _Drawing:
         for bar_class, how in looks.items():
             if bar_class not in classes:
                 continue
-            fill = _fill(how)
+            cell, has_pattern = _cell(how), bool(how.pattern)
             for bar in np.flatnonzero(number == classes.index(bar_class)).tolist():
                 if end[bar] - begin[bar] < 2:
                     line = (begin[bar], top[bar], begin[bar], bottom[bar])
                     self._draw.line(line, fill=how.edge)
                     continue
                 box = (begin[bar], top[bar], end[bar], bottom[bar])
-                self._draw.rectangle(box, fill=fill, outline=how.edge)
+                if has_pattern:
+                    self._pattern([round(side) for side in box], cell)
+                self._draw.rectangle(box, None if has_pattern else how.fill, outline=how.edge)
                 room = end[bar] - begin[bar] - 6
                 if room < _LEAST_NAME_PX:
                     continue
@@ -238,7 +241,12 @@ class _Drawing:
                 name = _written(name.removeprefix("void "))
                 if self._small.getlength(name) < room:
                     where = (begin[bar] + 4, (top[bar] + bottom[bar]) / 2)
-                    self._draw.text(where, name, how.text, self._small, anchor="lm")
+                    around = 2 * has_pattern  # or it would run through the letters
+                    font = self._small
+                    self._draw.text(
+                        where, name, how.text, font, anchor="lm", stroke_width=around,
+                        stroke_fill=how.fill,
+                    )  # fmt: skip
 
     def columns(self, panel: Panel, looks: Mapping[Class, Look]) -> None:
         """Draw the columns of tracks that have them, at the width of this picture."""
@@ -274,22 +282,18 @@ class _Drawing:
             for side in (boxes.from_ns, boxes.to_ns)
         )
         y0, y1 = (np.rint(self._y(side, axis)).astype(int) for side in (high, low))
+        cells = [_cell(looks[part], TINT) for part in waiting.classes]
         for number, *corners in zip(waiting.look[boxes.part].tolist(), x0, y0, x1, y1, strict=True):
-            how = looks[waiting.classes[number]]
-            self._pattern(corners, how.fill, how.pattern)
+            self._pattern(corners, cells[number])
 
-    def _pattern(self, corners: Sequence[int], colour: str, pattern: str) -> None:
-        """Fill a rectangle, at least 1 px wide, with a pattern."""
+    def _pattern(self, corners: Sequence[int], cell: Array) -> None:
+        """Fill a rectangle, at least 1 px wide, with what a square repeats."""
         x0, y0, x1, y1 = corners
-        shape = (max(1, x1 - x0), y1 - y0)
-        if min(shape) < 1:
-            return
-        if not pattern:
-            self._draw.rectangle((x0, y0, x0 + shape[0] - 1, y1 - 1), fill=colour)
-            return
-        y, x = np.ogrid[y0:y1, x0 : x0 + shape[0]]
-        mask = np.rint(255 * HATCHES[pattern].mask(TINT)).astype(np.uint8)
-        self.image.paste(colour, (x0, y0), Image.fromarray(mask[y % CELL, x % CELL]))
+        x1 = max(x1, x0 + 1)
+        if y1 > y0:
+            y, x = np.ogrid[y0:y1, x0:x1]
+            tiled = Image.fromarray(cell[y % CELL, x % CELL])
+            self.image.paste(tiled, (x0, y0), tiled)
 
     def arrows(self, panel: Panel, arrows: Arrows, *, dotted: bool = False) -> None:
         """Draw arrows between bars."""
@@ -327,8 +331,8 @@ class _Drawing:
                 corners = centre + half * np.array(MARKS[what].corners)
                 self._draw.polygon(corners.ravel().tolist(), fill=style.ESCAPED, outline=self._ink)
 
-    def words(self, legend: Mapping[str, tuple[str, str]]) -> None:
-        """Write title, headings and legend: name → colour and pattern."""
+    def words(self, legend: Mapping[str, Array]) -> None:
+        """Write title, headings and legend: name → the square that its swatch repeats."""
         title = self._layout["title"]
         top = title["pad"]["t"]
         self._draw.text((14, top), _plain(title["text"]), self._ink, self._large)
@@ -345,12 +349,12 @@ class _Drawing:
             font = self._small if note.get("font", {}).get("size") == 11 else self._plain
             self._draw.text(where, _plain(note["text"]), self._ink, font, anchor=anchor)
         x, y = 14.0, self._box[3] + 50
-        for text, (colour, pattern) in legend.items():
+        for text, cell in legend.items():
             name = _written(text)
             length = 18 + self._small.getlength(name) + 18
             if x + length > WIDTH and x > 14:
                 x, y = 14.0, y + 20
-            self._pattern((int(x), y, int(x) + 12, y + 12), colour, pattern)
+            self._pattern((int(x), y, int(x) + 12, y + 12), cell)
             self._draw.rectangle((x, y, x + 11, y + 11), outline=self._muted)
             self._draw.text((x + 18, y + 6), name, self._ink, self._small, anchor="lm")
             x += length
@@ -360,9 +364,30 @@ def _faint(colour: str, opacity: float) -> tuple[int, ...]:
     return (*ImageColor.getrgb(colour), round(255 * opacity))
 
 
-def _fill(how: Look) -> str:
-    """Return a bar's colour, paler where others draw a pattern."""
-    return style.tinted(how.fill, 0.55) if how.pattern else how.fill
+def _plain_cell(colour: str) -> Array:
+    """Return a square of one colour, as rows, columns and red, green, blue and opacity."""
+    cell = np.full((CELL, CELL, 4), 255, np.uint8)
+    cell[..., :3] = style.rgb(colour)
+    return cell
+
+
+def _cell(how: Look | PartLook, tint: float = 0.0) -> Array:
+    """Return the square that a look repeats, as canvases draw it.
+
+    Parameters
+    ----------
+    tint
+        Opacity between the strokes of a pattern.
+    """
+    cell = _plain_cell(how.fill)
+    if isinstance(how, Look) and how.escaped:
+        strokes = ESCAPED.mask(0)[..., None]
+        cell[..., :3] = np.rint(
+            cell[..., :3] * (1 - strokes) + np.array(style.rgb(style.INK)) * strokes
+        )
+    elif how.pattern:
+        cell[..., 3] = np.rint(255 * HATCHES[how.pattern].mask(tint))
+    return cell
 
 
 @lru_cache(maxsize=8)

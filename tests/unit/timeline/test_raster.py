@@ -14,9 +14,9 @@ from IPython.utils.capture import capture_output
 from PIL import Image
 
 from gpuscope import figures
-from gpuscope.timeline import raster
+from gpuscope.timeline import hatches, raster
 from gpuscope.timeline.raster import png
-from gpuscope.timeline.style import ESCAPED, OKABE_ITO, WHOLE_GPU_COLOUR
+from gpuscope.timeline.style import ESCAPED, INK, OKABE_ITO, WHOLE_GPU_COLOUR
 from gpuscope.trace.facts import HazardFacts
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
@@ -80,6 +80,34 @@ def test_columns_have_the_colour_of_their_partition():
     rows = share(columns, OKABE_ITO[0]) > 0.7
     # 0.7 of 30 px, seen from below: labels and shares leave most of the width.
     assert 20 <= rows.sum() <= 22
+
+
+def test_bars_have_the_patterns_that_canvases_draw():
+    """Between the strokes of a copy is paper; those of what escaped are ink on its colour."""
+    long = Trace.from_columns({
+        "id": [0, 1],
+        "kind": ["memcpy", "kernel"],
+        "name": ["", ""],
+        "start_ns": [0, 0],
+        "end_ns": [1000, 1000],
+        "source": ["cupti", "cupti"],
+        "stream": [1, 2],
+        "partition": ["p", "q"],
+        "intended_partition": ["p", "p"],
+    })  # fmt: skip
+    figure = figures.timeline(long)
+    picture = opened(png(figure))
+    margin, height = figure.layout.margin, figure.layout.yaxis.range[0]
+    lower = figure.layout.height - margin.b
+    bars = {}
+    for name, centre in zip("pq", figure.layout.yaxis.tickvals, strict=True):
+        row = round(margin.t + centre / height * (lower - margin.t))
+        bars[name] = picture[row - 6 : row + 6, margin.l + 50 : margin.l + 350]
+    copy, escaped = bars["p"], bars["q"]
+    between, strokes = hatches.HATCHES["/"].mask(0) == 0, hatches.ESCAPED.mask(0)
+    assert (copy.min(axis=-1) > 250).mean() == pytest.approx(between.mean(), abs=0.02)
+    assert share(escaped, ESCAPED).mean() == pytest.approx((strokes == 0).mean(), abs=0.02)
+    assert share(escaped, INK).mean() == pytest.approx((strokes == 1).mean(), abs=0.02)
 
 
 def test_a_title_and_what_is_simulated_are_written():

@@ -6,6 +6,7 @@
 
 #include "_fastpath.h"
 #include <pthread.h>
+#include <time.h>
 #include <unistd.h>
 #ifdef __linux__
 #include <sys/syscall.h>
@@ -63,6 +64,7 @@ typedef struct Writer {
     uint32_t correlations[DOMAINS]; /* of the calls that it is in; 0: none */
     uint64_t starts[DOMAINS];
     uint32_t sites[DOMAINS];
+    uint32_t took[DOMAINS]; /* to note that it began, ns, where that is timed */
 } Writer;
 
 static GetTimestamp get_timestamp;
@@ -71,6 +73,8 @@ static pthread_mutex_t writers_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_key_t writer_key; /* ends a writer with its thread */
 static __thread Writer *own_writer;
 static size_t page_bytes, most_page_bytes, launches_dropped;
+enum { TIMED_OF = 16 };              /* of so many calls one is timed */
+static uint64_t noting_ns, timed_calls; /* what noting took, of so many calls */
 
 static Page *
 new_page(void)
@@ -155,6 +159,20 @@ note_subject(Launch *launch, uint8_t role, const CallbackData *data)
         launch->handle = is_created << 62 | (uint64_t)data->context_id << 32 | number;
 }
 
+static uint64_t
+now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+static uint32_t
+since(uint64_t began) /* 0: it is not timed */
+{
+    return began == 0 ? 0 : (uint32_t)(now() - began);
+}
+
 /* CUpti_CallbackFunc: any thread, with the GIL or without. */
 static void
 note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const CallbackData *data)
@@ -164,6 +182,7 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
     if (which < 0 || which >= DOMAINS || data->correlation == 0 || (writer == NULL && data->is_exit))
         return;
     uint8_t role = callback < CALLBACKS ? roles[which][callback] : 0;
+    uint64_t began = data->correlation % TIMED_OF == 0 ? now() : 0;
     if (writer == NULL && (writer = new_writer()) == NULL) {
         if (role & LAUNCHES_GRAPH)
             graph_call_is_lost();
@@ -177,6 +196,7 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
         __atomic_load_n(&get_timestamp, __ATOMIC_RELAXED)(&writer->starts[which]);
         if (role & OF_GRAPH)
             graph_call_begins(role, data->arguments, data->correlation, writer->starts[which]);
+        writer->took[which] = since(began);
         return;
     }
     if (writer->correlations[which] != data->correlation)
@@ -210,6 +230,10 @@ note_launch(void *Py_UNUSED(user), int domain, uint32_t callback, const Callback
     launch->handle = launch->event = launch->reserved = 0;
     note_subject(launch, role, data);
     __atomic_store_n(&page->used, page->used + 1, __ATOMIC_RELEASE);
+    if (began != 0) {
+        __atomic_add_fetch(&noting_ns, writer->took[which] + since(began), __ATOMIC_RELAXED);
+        __atomic_add_fetch(&timed_calls, 1, __ATOMIC_RELAXED);
+    }
 }
 
 /* Count what a writer has; copy what there is room for and free what was read, if there is a place. */
@@ -316,6 +340,15 @@ limit_launches(PyObject *Py_UNUSED(module), PyObject *bytes)
     Py_RETURN_NONE;
 }
 
+/* time_of_noting() -> ns, and how many calls took that since it was asked last */
+static PyObject *
+time_of_noting(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+    unsigned long long ns = __atomic_exchange_n(&noting_ns, 0, __ATOMIC_RELAXED);
+    unsigned long long calls = __atomic_exchange_n(&timed_calls, 0, __ATOMIC_RELAXED);
+    return Py_BuildValue("KK", ns, calls);
+}
+
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;
 static int has_key;
 
@@ -358,6 +391,7 @@ static PyMethodDef functions[] = {
     {"serve_launches", serve_launches, METH_VARARGS, NULL},
     {"limit_launches", limit_launches, METH_O, NULL},
     {"take_launches", take_launches, METH_VARARGS, NULL},
+    {"time_of_noting", time_of_noting, METH_NOARGS, NULL},
     {NULL},
 };
 

@@ -113,6 +113,8 @@ class FakeCupti:
         """Whether launches can be noted in its place."""
         self.noting = ()
         """Whose launches are."""
+        self.noting_ns = []
+        """How long noting a call took, as it is asked for."""
         self.noted, self.untold = [], 0
         """Records of launches that were noted, and how many could not be."""
         self.room = 1 << 40
@@ -291,6 +293,9 @@ class FakeLibrary:
     @property
     def met_unknown_graph(self):
         return self.cupti.met_unknown_graph
+
+    def time_of_noting(self):
+        return self.cupti.noting_ns.pop(0) if self.cupti.noting_ns else None
 
     def limit_launches(self, nbytes):
         self.cupti.room = nbytes

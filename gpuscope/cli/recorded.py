@@ -140,6 +140,7 @@ def publish(wanted: Wanted) -> bool:
             "told above: record the program again, or wait for what still runs"
         )
     _clear(work, done, is_used=bool(running))
+    _tell_cost(traces)
     return has_traces and not lacking
 
 
@@ -313,6 +314,17 @@ def _tell(traces: _Traces) -> None:
         for line in [*lines, f"{who}: {counted(trace.kind_counts())}; {trace.origin}"]:
             words = shortened(line, 2 * width, _TALLEST * width)
             complain(paragraph(f"gpuscope: {words}", width))
+
+
+def _tell_cost(traces: _Traces) -> None:
+    """Say what recording cost the process that it cost most, where one could measure that."""
+    costs = [trace.metadata.recording_cost for _, trace in traces]
+    cost = max(filter(None, costs), key=lambda cost: cost.share, default=None)
+    if cost is not None:
+        complain(
+            f"gpuscope: recording cost at most {100 * cost.share:.1f} % ± {100 * cost.within:.1f}: "
+            f"{cost.call_ns / 1e3:.2f} µs ± {cost.call_within_ns / 1e3:.2f} a call of CUDA's"
+        )
 
 
 def _unused(base: str, suffix: str, ours: list[Path], *, with_page: bool) -> Path:

@@ -360,6 +360,8 @@ class _Recorder:
             with self._noting("what waited was not read at once"):
                 self._read_up(recording)
         trace = self._stopped(recording)
+        if trace is not None and recording is self._cuda:
+            trace = self._with_cost(trace, recording.devices)
         lost = recording.has_begun
         if trace is not None:
             with self._noting("a trace was not written"):
@@ -386,6 +388,18 @@ class _Recorder:
             except BaseException as error:  # noqa: BLE001 - the process ends anyway
                 self._facts.notes.append(f"the recording did not end well: {error!r}")
         return None
+
+    def _with_cost(self, trace: Trace, gpus: tuple[Device, ...]) -> Trace:
+        """Return a trace that says what the recording cost, where that can be measured."""
+        from gpuscope.record.cupti.cost import recording_cost, time_added  # noqa: PLC0415 - CUPTI is there
+
+        with self._noting("what recording cost was not measured"):
+            added = (
+                time_added(gpus[0], self.order.detail, stacks=self.order.stacks) if gpus else None
+            )
+            if added is not None:
+                return trace.with_metadata(recording_cost=recording_cost(trace, added))
+        return trace
 
     def _write(self, number: int, trace: Trace) -> None:
         from gpuscope.trace.store import save_trace  # noqa: PLC0415 - only where it is needed

@@ -346,6 +346,23 @@ class HazardFact(Facts, frozen=True):
     status: str = ""
 
 
+class RecordingCost(Facts, frozen=True):
+    """What recording a program cost it: at most that much of its time.
+
+    Attributes
+    ----------
+    call_ns, call_within_ns
+        What recording added to each call of CUDA's, and half the 95 % interval of that.
+    share, within
+        The same of the time of the thread that made most calls, from its first to its last.
+    """
+
+    call_ns: float
+    call_within_ns: float
+    share: float
+    within: float
+
+
 class HazardFacts(Facts, frozen=True):
     """Which hazards a recording found, among how much.
 

@@ -19,6 +19,7 @@ from gpuscope.trace.facts import (
     KeptFacts,
     PartitionFacts,
     RankFacts,
+    RecordingCost,
     SoloFacts,
     StreamFacts,
     Time,
@@ -83,6 +84,8 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
         The experiment, if the trace is of a run.
     hazards
         :class:`HazardFacts` where hazards were looked for.
+    recording_cost
+        :class:`RecordingCost` where the process measured it.
     counts
         Counts from the sources: received, dropped, unmatched (gpuscope's launches without a
         record), unread_bytes, and in_shared_tasks (launches of other libraries under a guard of
@@ -128,6 +131,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     energy: tuple[EnergyFacts, ...] = ()
     clocks: Mapping[str, ClockFacts] = {}
     hazards: HazardFacts | None = None
+    recording_cost: RecordingCost | None = None
     device_max_connections: str | None = None
     versions: Mapping[str, str] = {}
     experiment: Description | None = None

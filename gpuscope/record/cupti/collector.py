@@ -223,6 +223,25 @@ class Collector:
                 self.library.disable(kind)
         self._apis = apis
 
+    def pause(self, *, paused: bool) -> None:
+        """Have CUPTI record nothing, and tell of nothing; or all again that is asked for."""
+        with self._lock:
+            if paused:
+                for kind in (*_API_KINDS[self._apis], *KINDS):
+                    self.library.disable(kind)
+                if self.notes_launches:
+                    self.library.note_launches(self._subscription)
+                self._apis = self._noted = "none"
+            else:
+                for kind in KINDS:
+                    self.library.enable(kind)
+                self._choose_apis()
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether it collects for a recording."""
+        return bool(self._owners)
+
     def _choose_graphs(self) -> None:
         """Record graphs whole as far as all owners want that, and launches are noted."""
         periods_ns = {owner: asked.graph_period_ns for owner, asked in self._owners.items()}

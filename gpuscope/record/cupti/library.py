@@ -233,6 +233,11 @@ class Library:
         """Append what was noted, with a number; returns how many were dropped."""
         return 0 if fastpath is None else int(fastpath.take_launches(into, next_number))
 
+    def time_of_noting(self) -> float | None:
+        """Return how long noting a call took since this was asked last, ns; ``None``: none was."""
+        ns, calls = (0, 0) if fastpath is None else fastpath.time_of_noting()
+        return ns / calls if calls else None
+
     @cache  # noqa: B019 - one library lives as long as the process
     def callback_name(self, domain: int, number: int) -> str:
         """Return the name of an API call, such as ``cudaLaunchKernel_v7000``; empty if none."""

@@ -42,7 +42,7 @@ from gpuscope.trace.arrow import NONE
 NO_NUMBER = (1 << 32) - 1
 """No call of CUDA has it."""
 CANARY = "gpuscope_canary"
-_CANARY_SOURCE = r"""
+CANARY_SOURCE = r"""
 extern "C" __global__ void gpuscope_canary(unsigned long long* out) {
   unsigned long long begin, end;
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
@@ -73,7 +73,7 @@ class Canaries:
         self.globaltimer = ClockFit()
         """How %globaltimer stands to CUPTI's time."""
         self._sent: list[tuple[int, int]] = []  # what each read of it, at its beginning and end
-        self._kernel = self._backend.compile(_CANARY_SOURCE, CANARY, None)
+        self._kernel = self._backend.compile(CANARY_SOURCE, CANARY, None)
         self._out = self._backend.empty((2,), np.dtype(np.uint64))
 
     def send(self) -> None:

@@ -15,6 +15,7 @@ import gpuscope as gs
 from gpuscope.cli import recorded
 from gpuscope.cli.recorded import Wanted, publish
 from gpuscope.experiments.recorded import VARIABLE, ProcessFacts
+from gpuscope.trace.facts import RecordingCost
 from gpuscope.trace.store import save_trace
 
 GONE = 2**22 + 1
@@ -35,13 +36,15 @@ def published(saved, tmp_path, capsys, monkeypatch):
     """Publish what processes said; returns whether all is there, and what is told."""
     monkeypatch.setattr(recorded, "_OTHERS_S", 0.0)
 
-    def call(*every, order="{}", traces=()):
+    def call(*every, order="{}", traces=(), costs=()):
         work = tmp_path / "out.unfinished"
         work.mkdir()
         for number, facts in enumerate(every):
             (work / f"1-{number}.json").write_text(json.dumps(asdict(facts)))
         for name in traces:
             shutil.copy(saved, work / name)
+        for name, cost in zip(traces, costs, strict=False):
+            save_trace(gs.load_trace(saved).with_metadata(recording_cost=cost), work / name)
         wanted = Wanted(work, tmp_path / "out", ".parquet", GONE, order, report=False)
         return publish(wanted), " ".join(capsys.readouterr().err.split()), work
 
@@ -81,6 +84,16 @@ def test_a_whole_trace_is_all_and_one_beside_a_killed_process_is_not(published):
     is_complete, told, _ = published(whole, killed, traces=["1-0-1.parquet"])
     assert not is_complete
     assert "not all is recorded of 1 process" in told
+
+
+def test_the_last_line_says_what_recording_cost_the_process_that_it_cost_most(published):
+    every = [ProcessFacts(GONE, name, ended=True, at_ns=1) for name in "abc"]
+    costs = [RecordingCost(500, 20, 0.01, 0.001), RecordingCost(1230, 40, 0.061, 0.019), None]
+    names = [f"1-{number}-1.parquet" for number in range(3)]
+    _, told, _ = published(*every, traces=names, costs=costs)
+    assert told.endswith("6.1 % ± 1.9: 1.23 µs ± 0.04 a call of CUDA's")
+    _, told, _ = published(every[0], traces=["1-0-1.parquet"])
+    assert "recording cost" not in told
 
 
 def test_ctrl_c_while_looking_for_what_happened_loses_nothing(published, tmp_path, monkeypatch):

@@ -94,6 +94,9 @@ class Noting:
     def limit(self, nbytes):
         self._module.limit_launches(nbytes)
 
+    def time_of_noting(self):
+        return self._module.time_of_noting()
+
     def __call__(
         self,
         site,
@@ -196,6 +199,19 @@ def test_what_was_not_seen_to_begin_or_to_end_is_no_launch(noting):
     noting.launch(4, domain=3)
     noting.launch(0)
     assert noting.correlations() == [3]
+
+
+def test_of_every_sixteenth_call_it_is_told_how_long_noting_took(noting):
+    noting.time_of_noting()
+    for correlation in range(1, 100):
+        noting.launch(correlation)
+    noting(ENTER, 112)
+    ns, calls = noting.time_of_noting()
+    assert calls == 6
+    assert 0 < ns < 10**9
+    noting(EXIT, 112)
+    assert noting.time_of_noting()[1] == 1
+    assert noting.time_of_noting() == (0, 0)
 
 
 def test_launches_of_many_threads_are_all_noted_while_others_take_them(noting):

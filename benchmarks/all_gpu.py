@@ -33,6 +33,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "recording_programs": ("recording_programs.py",),
     "record_end": ("record_end.py",),
     "graph_records": ("graph_records.py",),
+    "waits": ("waits.py",),
     "softmax": ("softmax.py",),
     "traced": ("traced.py",),
     "transfers": ("transfers.py",),

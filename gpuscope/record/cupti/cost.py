@@ -116,8 +116,8 @@ def recording_cost(trace: Trace, added: TimeAdded) -> RecordingCost | None:
     starts = calls.array("start_ns")
     _, of_thread = np.unique(calls.array("thread", fill=-1), return_inverse=True)
     counts = np.bincount(of_thread)
-    own = starts[of_thread == counts.argmax()]
-    lasted_ns = int(own.max() - own.min())
+    busiest_ns = starts[of_thread == counts.argmax()]
+    lasted_ns = int(busiest_ns.max() - busiest_ns.min())
     if not lasted_ns:
         return None
     per_ns = float(counts.max()) / lasted_ns

@@ -153,9 +153,7 @@ def marked(source: str, line_of: dict[int, int]) -> str:
     """Return a module that notes that it reaches these lines, number → line."""
     lines = source.splitlines()
     marks = {
-        (*place, number)
-        for number, line in line_of.items()
-        for place in marked_lines(source, line)
+        (*place, number) for number, line in line_of.items() for place in marked_lines(source, line)
     }
     for line, column, number in sorted(marks, reverse=True):
         call = f"import gpuscope._reached; gpuscope._reached.at({number})"

@@ -22,6 +22,7 @@ import random
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -176,7 +177,9 @@ def reach(mutants: Sequence[Site], tests: Sequence[str], *, anew: bool) -> list[
                 (folder / path).write_text(marked(source, line_of), "utf-8")
             command = [PYTHON, "-m", "pytest", "-q", "-n", "auto", "--dist", "worksteal"]
             command += ["-p", "no:cacheprovider", "-m", "not gpu and not ui", *tests]
-            subprocess.run(command, cwd=folder, env=_environment(folder), check=False)
+            done = subprocess.run(command, cwd=folder, env=_environment(folder), check=False)
+        if done.returncode not in (0, 1) or not noted.exists():
+            sys.exit("the tests did not run, or reach no mutant")
         asked.write_text(asking, "utf-8")
     reached: list[set[str]] = [set() for _ in mutants]
     for line in noted.read_text("utf-8").splitlines():

@@ -24,6 +24,7 @@ from gpuscope.formats.registry import of_suffix
 from gpuscope.formats.writing import export
 from gpuscope.report import trace_report
 from gpuscope.telling.media import to_text
+from gpuscope.trace.facts import RecordingCost
 from gpuscope.trace.model import Trace
 from gpuscope.trace.store import read_parquet
 
@@ -90,6 +91,7 @@ def publish(wanted: Wanted) -> bool:
     done: list[Path] = []
     ours: list[Path] = []
     traces: _Traces = []
+    costs: list[tuple[RecordingCost, bool]] = []
     messages: list[str] = []  # when all is written, and what was found is told
     lacking: dict[int, str] = {}
     has_traces = False
@@ -110,7 +112,9 @@ def publish(wanted: Wanted) -> bool:
             messages.append(f"{who} {lack}")
             lacking[facts.pid] = who
         published = [
-            file for file in files if _is_published(file, facts, wanted, ours, traces, messages)
+            file
+            for file in files
+            if _is_published(file, facts, wanted, ours, traces, costs, messages)
         ]
         if published == files:
             done.append(path)
@@ -140,7 +144,7 @@ def publish(wanted: Wanted) -> bool:
             "told above: record the program again, or wait for what still runs"
         )
     _clear(work, done, is_used=bool(running))
-    _tell_cost(traces)
+    _tell_cost(costs)
     return has_traces and not lacking
 
 
@@ -265,6 +269,7 @@ def _is_published(
     wanted: Wanted,
     ours: list[Path],
     traces: _Traces,
+    costs: list[tuple[RecordingCost, bool]],
     messages: list[str],
 ) -> bool:
     """Write a trace, and its report, under names that nobody uses; returns whether that worked.
@@ -273,8 +278,9 @@ def _is_published(
     ----------
     ours
         What this command has written; what is written now is added.
-    traces, messages
-        What was written, to be told, and what is to be said after that; likewise.
+    traces, costs, messages
+        What was written, to be told, what its recording cost and whether it tells nodes of graphs,
+        and what is to be said after that; likewise.
     """
     try:
         if file.suffix == JOURNAL:
@@ -298,6 +304,8 @@ def _is_published(
         messages.append(f"{error}\ngpuscope: the trace is {file}")
         return False
     ours += written
+    if (cost := trace.metadata.recording_cost) is not None:
+        costs.append((cost, bool((trace.array("graph_node", fill=-1) >= 0).any())))
     if len(ours) <= _TOLD:
         traces.append((facts.who, trace))
         messages += [f"wrote {path}" for path in written]
@@ -316,14 +324,15 @@ def _tell(traces: _Traces) -> None:
             complain(paragraph(f"gpuscope: {words}", width))
 
 
-def _tell_cost(traces: _Traces) -> None:
-    """Say what recording cost the process that it cost most, where one could measure that."""
-    costs = [trace.metadata.recording_cost for _, trace in traces]
-    cost = max(filter(None, costs), key=lambda cost: cost.share, default=None)
-    if cost is not None:
+def _tell_cost(costs: list[tuple[RecordingCost, bool]]) -> None:
+    """Say what recording cost the process that it cost most, and whether its graphs cost more."""
+    if costs:
+        cost, has_nodes = max(costs, key=lambda of_process: of_process[0].share)
         complain(
-            f"gpuscope: recording cost at most {100 * cost.share:.1f} % ± {100 * cost.within:.1f}: "
-            f"{cost.call_ns / 1e3:.2f} µs ± {cost.call_within_ns / 1e3:.2f} a call of CUDA's"
+            f"gpuscope: recording cost {100 * cost.share:.1f} % ± {100 * cost.within:.1f} of the "
+            f"thread that launched most: {cost.call_ns / 1e3:.2f} µs ± "
+            f"{cost.call_within_ns / 1e3:.2f} a call of CUDA's"
+            f"{', and more on the GPU, for each node of a graph' * has_nodes}"
         )
 
 

@@ -113,6 +113,7 @@ class _Recorder:
         """In how many things that are to stay whole the main thread is."""
         self._put_off: int | None = None
         """The signal that came meanwhile."""
+        self._is_terminated = False
 
     @contextlib.contextmanager
     def _whole(self) -> Iterator[None]:
@@ -183,6 +184,7 @@ class _Recorder:
 
     def _terminate(self, number: int, _frame: FrameType | None) -> None:
         """End as a signal would have it; this thread may hold what finishing needs."""
+        self._is_terminated = True
         if self._depth:  # such as where a process that ends is terminated
             if self._put_off is None:
                 self._put_off = number
@@ -393,13 +395,15 @@ class _Recorder:
         """Return a trace that says what the recording cost, where that can be measured."""
         from gpuscope.record.cupti.cost import recording_cost, time_added  # noqa: PLC0415 - CUPTI is there
 
-        with self._noting("what recording cost was not measured"):
-            added = (
-                time_added(gpus[0], self.order.detail, stacks=self.order.stacks) if gpus else None
-            )
-            if added is not None:
-                return trace.with_metadata(recording_cost=recording_cost(trace, added))
-        return trace
+        if not gpus or self._is_terminated:
+            return trace
+        try:
+            added = time_added(gpus[0], self.order.detail, stacks=self.order.stacks)
+            cost = None if added is None else recording_cost(trace, added)
+        except BaseException as error:  # noqa: BLE001 - the trace goes first
+            self._facts.notes.append(f"what recording cost was not measured: {error!r}")
+            return trace
+        return trace.with_metadata(recording_cost=cost)
 
     def _write(self, number: int, trace: Trace) -> None:
         from gpuscope.trace.store import save_trace  # noqa: PLC0415 - only where it is needed

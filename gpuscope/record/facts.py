@@ -82,15 +82,22 @@ def versions() -> Mapping[str, str]:
     return installed
 
 
-def learn_threads(system: dict[str, str], *, anew: bool) -> None:
-    """Add the system's names of this process's threads by their numbers: of new ones, or ``anew``.
+def system_threads(before: Mapping[str, str]) -> dict[str, str]:
+    """Return the system's names of this process's threads by their numbers.
 
-    A file is read for each: of a hundred threads that takes ms.
+    Parameters
+    ----------
+    before
+        What this returned before: these are not asked again, as a file is read for each, which of
+        a hundred threads takes ms.
     """
+    names: dict[str, str] = {}
     for path in Path("/proc/self/task").glob("*"):
-        if anew or path.name not in system:
-            with contextlib.suppress(OSError):  # it has ended
-                system[path.name] = (path / "comm").read_text("utf-8", "replace").strip()
+        with contextlib.suppress(OSError):  # it has ended
+            names[path.name] = (
+                before.get(path.name) or (path / "comm").read_text("utf-8", "replace").strip()
+            )
+    return names
 
 
 def thread_names(

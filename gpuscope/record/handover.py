@@ -33,7 +33,9 @@ _START, _WAIT = threading.Thread.start.__code__, threading.Event.wait.__code__
 _IN_BETWEEN = {
     method.__code__ for method in (threading.Condition.notify_all, threading.Condition.wait_for)
 }
-_NO_NAME = moment_name("")
+_NO_NAME, _CONDITION_WAIT, _CONDITION_NOTIFY, _THREAD_START, _THREAD_BEGINS = map(
+    moment_name, ("", "condition wait", "condition notify", "thread start", "thread begins")
+)
 _UNKNOWN = 0, 0, 0
 """Thread, site and name of what is not known."""
 _lock = free_in_children(threading.Lock())
@@ -56,6 +58,8 @@ def watch(log: RangeLog, *, on: bool) -> None:
 def _set(logs: tuple[RangeLog, ...]) -> None:
     global _logs  # noqa: PLW0603 - the one place that knows who asks
     _logs = logs
+    if not logs:
+        _wake_ups.clear()
     for owner, name, by in _METHODS if logs and not _replaced else ():
         method = vars(owner)[name]
         ours = by(method)
@@ -80,9 +84,15 @@ def _caller(otherwise: int) -> int:
     code = frame.f_code
     if code.co_filename not in _FILES:
         return otherwise
-    if code is _WAIT and frame.f_back is not None and frame.f_back.f_code is _START:
+    if code is _WAIT and _is_starting(frame.f_back):
         return _NO_NAME
     return _name_of(code.co_qualname)
+
+
+def _is_starting(caller: FrameType | None) -> bool:
+    """Whether a thread is started there, or by what was wrapped around that."""
+    codes = (caller and caller.f_code, caller and caller.f_back and caller.f_back.f_code)
+    return _START in codes
 
 
 @functools.cache
@@ -101,7 +111,7 @@ def _handed_over_in_python(
     name: int,
     shortest_ns: int,
 ) -> bytes | None:
-    by = _wake_ups.pop(id(condition), None)
+    by = _wake_ups.get(id(condition))
     at_ns = time_ns()
     if at_ns - since_ns < shortest_ns:
         return None
@@ -121,8 +131,6 @@ def _note(moment: bytes) -> None:
 
 
 def _waiting(wait: Method) -> Method:
-    otherwise = moment_name("condition wait")
-
     def ours(self: Any, timeout: float | None = None) -> Any:
         since_ns, is_woken = time_ns(), False
         try:
@@ -130,7 +138,7 @@ def _waiting(wait: Method) -> Method:
         finally:
             # A thread that has just woken up runs this with the interpreter's lock, for which
             # others wait.
-            name = _caller(otherwise)
+            name = _caller(_CONDITION_WAIT)
             moment = _handed_over(self, since_ns, is_woken, name, _SHORT_NS)
             if moment is not None and name != _NO_NAME:
                 _note(moment)
@@ -140,34 +148,28 @@ def _waiting(wait: Method) -> Method:
 
 
 def _notifying(notify: Method) -> Method:
-    otherwise = moment_name("condition notify")
-
     def ours(self: Any, n: int = 1) -> None:
         if self._waiters:
-            _hands_over(self, _caller(otherwise))
+            _hands_over(self, _caller(_CONDITION_NOTIFY))
         notify(self, n)
 
     return ours
 
 
 def _starting(start: Method) -> Method:
-    starts, begins = moment_name("thread start"), moment_name("thread begins")
-
     def ours(self: threading.Thread) -> None:
-        at_ns, by = time_ns(), (thread_number(), site_here(), starts)
+        at_ns, by = time_ns(), (thread_number(), site_here(), _THREAD_START)
         start(self)
         number = self.native_id or 0
         for log in _logs:
             log.thread_names[number] = self.name
         # The thread has begun then or later: this is before all that it does.
-        _note(MOMENT.pack(NOT_WAITED, at_ns, at_ns, number, 0, begins, *by))
+        _note(MOMENT.pack(NOT_WAITED, at_ns, at_ns, number, 0, _THREAD_BEGINS, *by))
 
     return ours
 
 
-def _blocking(text: str) -> Callable[[Method], Method]:
-    name = moment_name(text)
-
+def _blocking(name: int) -> Callable[[Method], Method]:
     def replaced(call: Method) -> Method:
         def ours(*args: Any, **named: Any) -> Any:
             since_ns = time_ns()
@@ -184,12 +186,13 @@ def _blocking(text: str) -> Callable[[Method], Method]:
     return replaced
 
 
+_QUEUE_GET = moment_name("queue get")
 _METHODS: tuple[tuple[type, str, Callable[[Method], Method]], ...] = (
     (threading.Condition, "wait", _waiting),
     (threading.Condition, "notify", _notifying),
     (threading.Thread, "start", _starting),
-    (threading.Thread, "join", _blocking("thread join")),
-    (multiprocessing.queues.Queue, "get", _blocking("queue get")),
-    (multiprocessing.queues.SimpleQueue, "get", _blocking("queue get")),
+    (threading.Thread, "join", _blocking(moment_name("thread join"))),
+    (multiprocessing.queues.Queue, "get", _blocking(_QUEUE_GET)),
+    (multiprocessing.queues.SimpleQueue, "get", _blocking(_QUEUE_GET)),
 )
 """Whose method of which name is replaced, and what makes of the method the one that notes."""

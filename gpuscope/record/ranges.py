@@ -21,12 +21,15 @@ waited, or :data:`NOT_WAITED`, when it did it, when the other did, 0 if that is 
 site and name of the one and of the other."""
 NOT_WAITED = -1
 _names: list[str] = []
+_names_lock = free_in_children(threading.Lock())
 
 
 def moment_name(text: str) -> int:
-    """Return the number of a new name of what threads do."""
-    _names.append(text)
-    return len(_names) - 1
+    """Return the number of a name of what threads do."""
+    with _names_lock:
+        if text not in _names:
+            _names.append(text)
+        return _names.index(text)
 
 
 class RangeLog:

@@ -23,11 +23,11 @@ from gpuscope.record.calls import CallRecorder
 from gpuscope.record.facts import (
     clock_name,
     info_facts,
-    learn_threads,
     one_clock,
     partition_facts,
     process_name,
     rank_facts,
+    system_threads,
     thread_names,
     versions,
 )
@@ -400,8 +400,10 @@ class Recording:
         for key, device in self._reading.devices.items():
             devices[key] = info_facts(device.info)
         self._rank = rank_facts(self._process, [*devices]) or self._rank
-        if not self._simulated:
-            learn_threads(self._system_threads, anew=self._span.is_over)
+        if not self._simulated:  # at the end anew: some take a name later
+            self._system_threads = system_threads(
+                {} if self._span.is_over else self._system_threads
+            )
         metadata = TraceMetadata(
             time_base="virtual" if self._simulated else "unix",
             clock=clock_name(simulated=self._simulated),

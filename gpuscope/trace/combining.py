@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from msgspec.structs import replace
 
+from gpuscope.trace.facts import RecordingCost
 from gpuscope.trace.gpu_states import numbered
 from gpuscope.trace.metadata import TraceMetadata
 
@@ -50,6 +51,11 @@ def agreed(mappings: Sequence[Mapping[str, _V]]) -> dict[str, _V]:
     }
 
 
+def dearest(costs: Sequence[RecordingCost | None]) -> RecordingCost | None:
+    """Return the cost that is the largest share of its program's time."""
+    return max(filter(None, costs), key=lambda cost: cost.share, default=None)
+
+
 def summed(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """Return the sums of counts."""
     total: Counter[str] = Counter()
@@ -73,6 +79,7 @@ def _later(mappings: Sequence[Mapping[str, _V]]) -> dict[str, _V]:
 ONE_CLOCK: Rules = {
     **dict.fromkeys(("devices", "partitions", "streams", "process_names", "thread_names"), _later),
     "windows_ns": lambda windows: tuple(chain.from_iterable(windows)),
+    "recording_cost": dearest,
     "gpu_states": numbered,
     "energy": lambda rounds: tuple(chain.from_iterable(rounds)) if all(rounds) else (),
     "kept": lambda _: None,  # the notes say it of each
@@ -92,6 +99,7 @@ RANKS: Rules = {
     "complete": all,
     "forecast": joined,
     "driver": lambda drivers: joined(drivers) or None,
+    "recording_cost": dearest,
     "gpu_states": lambda states: tuple(chain.from_iterable(states)),
     "kept": lambda _: None,
     "solo": agreed,

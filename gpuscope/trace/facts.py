@@ -347,12 +347,12 @@ class HazardFact(Facts, frozen=True):
 
 
 class RecordingCost(Facts, frozen=True):
-    """What recording a program cost it: at most that much of its time.
+    """What recording a program cost its threads that make calls of CUDA's.
 
     Attributes
     ----------
     call_ns, call_within_ns
-        What recording added to each call of CUDA's, and half the 95 % interval of that.
+        What recording added to each call, and half the 95 % interval of that.
     share, within
         The same of the time of the thread that made most calls, from its first to its last.
     """

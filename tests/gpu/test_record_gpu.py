@@ -30,6 +30,14 @@ if __name__ == "__main__":
     work(5)
     torch.cuda._sleep(100_000_000)  # still runs when the program ends
 """
+LONG = """
+import time
+from alone import work
+
+end = time.monotonic() + 0.3
+while time.monotonic() < end:
+    work(50)
+"""
 PARENT = """
 import multiprocessing, os
 from alone import work
@@ -133,6 +141,22 @@ def test_a_program_of_torch_leaves_a_complete_trace_and_a_report(tmp_path):
     launched = {edge["to"] for edge in trace.edges.to_pylist() if edge["kind"] == "launch"}
     assert {row["id"] for row in rows(trace, "kernel")} <= launched
     assert next((tmp_path / "out").glob("*.html")).stat().st_size > 100_000
+
+
+def test_the_last_line_says_what_recording_cost(tmp_path, capsys):
+    pytest.importorskip("torch")
+    for name, text in {"alone.py": TORCH, "long.py": LONG}.items():
+        (tmp_path / name).write_text(text)
+    status, _, traces = record(tmp_path, "--no-report", "long.py")
+    (trace,) = traces.values()
+    assert status == 0
+    assert trace.metadata.complete, trace.metadata.notes
+    cost = trace.metadata.recording_cost
+    assert 0 < cost.call_ns < 50_000
+    assert 0 < cost.share < 0.9
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("gpuscope: recording cost ")
+    assert "gpuscope_canary" not in trace.texts("name")
 
 
 def test_children_leave_their_own_whether_forked_or_spawned(tmp_path):

@@ -1,11 +1,12 @@
 """What recording costs a program: measured in its process when it is over, so nothing is missing.
 
-Where a program waits for the host that launches, it is that much slower; where the host waits for
-the GPU, less. What CUPTI adds on the GPU, such as between the nodes of a graph, is not in it.
+It is of the host's threads that make calls: where the GPU waits for these, the program is that much
+slower, elsewhere less. What CUPTI adds on the GPU, as between the nodes of a graph, is not in it.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -15,8 +16,9 @@ import numpy as np
 
 from gpuscope import _sites
 from gpuscope.device.device import Device
-from gpuscope.record.cupti.collector import get_collector
+from gpuscope.record.cupti.collector import Collector, get_collector
 from gpuscope.record.cupti.records import CANARY, CANARY_SOURCE
+from gpuscope.trace.columns import rows_of
 from gpuscope.trace.facts import RecordingCost
 from gpuscope.trace.model import Trace
 
@@ -26,6 +28,8 @@ _LOW, _HIGH = 6, 17
 (H. A. David and H. N. Nagaraja, *Order Statistics*, 2003, section 7.1)."""
 _LIMIT = 256 << 20
 """Bytes of buffers meanwhile."""
+_FEWEST, _SHORTEST_NS = 100, 100_000_000
+"""Calls of a thread, and the time from its first to its last, of which a share is told."""
 
 
 class TimeAdded(NamedTuple):
@@ -73,10 +77,17 @@ def time_added(
     GpuscopeError
         CUPTI or the GPU refuses.
     """
-    collector, backend = get_collector(), device.backend
-    if collector.is_recording:
-        return None
-    noting = collector.library.time_of_noting()
+    collector = get_collector()
+    with collector.flights:  # none begins meanwhile
+        if collector.is_recording:
+            return None
+        return _time_added(collector, device, detail, stacks=stacks)
+
+
+def _time_added(
+    collector: Collector, device: Device, detail: Literal["launches", "full"], *, stacks: bool
+) -> TimeAdded:
+    backend, noting = device.backend, collector.library.time_of_noting()
     kernel = backend.compile(CANARY_SOURCE, CANARY, None)
     out = backend.empty((2,), np.dtype(np.uint64))
     stream, handle = backend.make_stream(None, 0)
@@ -97,6 +108,7 @@ def time_added(
         collector.begin(owner, lambda _number, _records: None, apis=apis, limit=_LIMIT)
         try:
             added = paired(lambda paused: collector.pause(paused=paused), launch_ns)
+            collector.collect(forced=True)  # and nobody has it
         finally:
             collector.end(owner, taken_over=False)
     finally:
@@ -105,21 +117,23 @@ def time_added(
     of_these = collector.library.time_of_noting()
     if noting is None or of_these is None:
         return added
-    return added._replace(ns=added.ns + noting - of_these)
+    ns = added.ns + noting[0] - of_these[0]
+    within_ns = math.hypot(added.within_ns, 1.96 * noting[1], 1.96 * of_these[1])
+    return TimeAdded(max(ns, 0.0), within_ns)
 
 
 def recording_cost(trace: Trace, added: TimeAdded) -> RecordingCost | None:
-    """Return what recording cost a program, by the calls of the thread that made most."""
-    calls = trace.where(kind="api")
-    if not len(calls):
+    """Return what recording cost a program, by the calls of the thread that made most.
+
+    ``None`` where these were few, or in a short time. Polls that saw nothing have no row.
+    """
+    rows = rows_of(trace, "api", "sync")
+    _, of_thread = np.unique(trace.array("thread", fill=-1)[rows], return_inverse=True)
+    counts = np.bincount(of_thread, minlength=1)
+    starts = trace.array("start_ns")[rows][of_thread == counts.argmax()]
+    lasted_ns = int(np.ptp(starts)) if len(starts) >= _FEWEST else 0
+    if lasted_ns < _SHORTEST_NS:
         return None
-    starts = calls.array("start_ns")
-    _, of_thread = np.unique(calls.array("thread", fill=-1), return_inverse=True)
-    counts = np.bincount(of_thread)
-    busiest_ns = starts[of_thread == counts.argmax()]
-    lasted_ns = int(busiest_ns.max() - busiest_ns.min())
-    if not lasted_ns:
-        return None
-    per_ns = float(counts.max()) / lasted_ns
+    per_ns = (len(starts) - 1) / lasted_ns
     shares = per_ns * added.ns, per_ns * added.within_ns
     return RecordingCost(added.ns, added.within_ns, *shares)

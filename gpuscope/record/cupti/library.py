@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
+import math
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -233,10 +234,19 @@ class Library:
         """Append what was noted, with a number; returns how many were dropped."""
         return 0 if fastpath is None else int(fastpath.take_launches(into, next_number))
 
-    def time_of_noting(self) -> float | None:
-        """Return how long noting a call took since this was asked last, ns; ``None``: none was."""
-        ns, calls = (0, 0) if fastpath is None else fastpath.time_of_noting()
-        return ns / calls if calls else None
+    def time_of_noting(self) -> tuple[float, float] | None:
+        """Return how long noting a call took since this was asked last.
+
+        Returns
+        -------
+        tuple or None
+            Mean and its standard error, ns; ``None`` of less than two calls.
+        """
+        ns, squares, calls = (0, 0, 0) if fastpath is None else fastpath.time_of_noting()
+        if calls < 2:
+            return None
+        mean = ns / calls
+        return mean, math.sqrt(max(0.0, squares / calls - mean * mean) / (calls - 1))
 
     @cache  # noqa: B019 - one library lives as long as the process
     def callback_name(self, domain: int, number: int) -> str:

@@ -86,12 +86,16 @@ def test_a_whole_trace_is_all_and_one_beside_a_killed_process_is_not(published):
     assert "not all is recorded of 1 process" in told
 
 
-def test_the_last_line_says_what_recording_cost_the_process_that_it_cost_most(published):
-    every = [ProcessFacts(GONE, name, ended=True, at_ns=1) for name in "abc"]
-    costs = [RecordingCost(500, 20, 0.01, 0.001), RecordingCost(1230, 40, 0.061, 0.019), None]
-    names = [f"1-{number}-1.parquet" for number in range(3)]
+@pytest.mark.parametrize("count", [3, 8])
+def test_the_last_line_says_what_recording_cost_the_process_that_it_cost_most(published, count):
+    every = [ProcessFacts(GONE, str(number), ended=True, at_ns=1) for number in range(count)]
+    costs = [RecordingCost(500, 20, 0.01, 0.001)] * (count - 2)
+    costs += [RecordingCost(1230, 40, 0.061, 0.019), None]
+    names = [f"1-{number}-1.parquet" for number in range(count)]
     _, told, _ = published(*every, traces=names, costs=costs)
-    assert told.endswith("6.1 % ± 1.9: 1.23 µs ± 0.04 a call of CUDA's")
+    assert told.endswith(
+        "6.1 % ± 1.9 of the thread that launched most: 1.23 µs ± 0.04 a call of CUDA's"
+    )
     _, told, _ = published(every[0], traces=["1-0-1.parquet"])
     assert "recording cost" not in told
 

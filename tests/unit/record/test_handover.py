@@ -188,13 +188,16 @@ def test_a_forked_child_notes_nothing(cpu):
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_who_was_woken_before_it_waits_again_was_not_woken_for_that(cpu):
-    """A wake-up belongs to one wait: a later one of the same condition ends by itself."""
+def test_a_wait_is_handed_over_by_what_woke_that_one(cpu):
+    """A wake-up belongs to one wait: who wakes a later one is not seen here."""
     condition = threading.Condition()
     with gs.profile(cpu) as recording, condition:
         helper = once_it_waits(condition, lambda: wake(condition))
         condition.wait()
-        condition.wait(timeout=1e-6)
+        helper.join()
+        plain = next(was for _, name, was, _ in handover._replaced if name == "notify")
+        helper = once_it_waits(condition, lambda: wake(condition, plain))
+        condition.wait()
         helper.join()
     trace = recording.trace
     waits = [row["id"] for row in trace.where(kind="sync", name="condition wait").spans.to_pylist()]
@@ -203,9 +206,40 @@ def test_who_was_woken_before_it_waits_again_was_not_woken_for_that(cpu):
     assert ends == waits[:1]
 
 
-def wake(condition):
+def test_all_that_were_woken_at_once_are_handed_over_by_that(cpu):
+    event = threading.Event()
+    with gs.profile(cpu) as recording:
+        threads = [threading.Thread(target=event.wait) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while len(event._cond._waiters) < 3:
+            os.sched_yield()
+        event.set()
+        for thread in threads:
+            thread.join()
+    pairs = [(one[1], other[1]) for one, other in told(recording.trace)["hand-over"]]
+    assert pairs == [("event set", "event wait")] * 3
+    assert handover._wake_ups == {}
+
+
+def test_a_thread_whose_start_was_wrapped_before_waits_for_nothing(cpu, monkeypatch):
+    start = threading.Thread.start
+
+    def wrapped(self):
+        return start(self)
+
+    monkeypatch.setattr(threading.Thread, "start", wrapped)
+    with gs.profile(cpu) as recording:
+        thread = threading.Thread(target=int)
+        thread.start()
+        thread.join()
+    names = {row["name"] for row in recording.trace.where(kind="sync").spans.to_pylist()}
+    assert names <= {"thread join"}
+
+
+def wake(condition, notify=None):
     with condition:
-        condition.notify()
+        (notify or threading.Condition.notify)(condition)
 
 
 def test_errors_and_results_of_the_methods_are_the_same(cpu):
@@ -240,18 +274,17 @@ def test_threads_that_python_does_not_know_have_the_system_s_names(monkeypatch, 
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "comm").write_text(f"{name}\n")
     monkeypatch.setattr(facts, "Path", lambda _: tmp_path)
-    system = {}
-    facts.learn_threads(system, anew=False)
+    system = facts.system_threads({})
     names = facts.thread_names({5: "Thread-3 (_pin_memory_loop)"}, system, alive=True)
     assert names["77"] == "pt_autograd_0"
     assert "78" not in names
     assert names["5"] == "pin-memory thread"
     assert names[str(threading.get_native_id())] == threading.current_thread().name
     (tmp_path / "77" / "comm").write_text("renamed")
-    facts.learn_threads(system, anew=False)
-    assert system["77"] == "pt_autograd_0"
-    facts.learn_threads(system, anew=True)
-    assert system["77"] == "renamed"
+    (tmp_path / "78" / "comm").unlink()
+    (tmp_path / "78").rmdir()
+    assert facts.system_threads(system) == {k: v for k, v in system.items() if k != "78"}
+    assert facts.system_threads({})["77"] == "renamed"
 
 
 def test_workers_of_a_data_loader_are_named_by_their_numbers(monkeypatch):

@@ -201,17 +201,18 @@ def test_what_was_not_seen_to_begin_or_to_end_is_no_launch(noting):
     assert noting.correlations() == [3]
 
 
-def test_of_every_sixteenth_call_it_is_told_how_long_noting_took(noting):
+def test_of_every_seventeenth_call_it_is_told_how_long_noting_took(noting):
     noting.time_of_noting()
-    for correlation in range(1, 100):
+    for correlation in range(1, 101):
         noting.launch(correlation)
-    noting(ENTER, 112)
-    ns, calls = noting.time_of_noting()
-    assert calls == 6
-    assert 0 < ns < 10**9
-    noting(EXIT, 112)
-    assert noting.time_of_noting()[1] == 1
-    assert noting.time_of_noting() == (0, 0)
+    noting(ENTER, 102)
+    ns, squares, calls = noting.time_of_noting()
+    assert calls == 5
+    assert 0 < ns <= 5 * 20_000  # what took longer was interrupted
+    assert ns * ns / 5 <= squares <= ns * ns
+    noting(EXIT, 102)
+    assert noting.time_of_noting()[2] == 1
+    assert noting.time_of_noting() == (0, 0, 0)
 
 
 def test_launches_of_many_threads_are_all_noted_while_others_take_them(noting):

@@ -56,7 +56,7 @@ def _begin() -> str:
     version = ".".join(map(str, sys.version_info[:2]))
     if not fastpath.serve_sites(_prefixes(), _MARKS):
         return f"the frames of Python {version} are not known"
-    names: dict[str, object] = {"frames": _frames}
+    names: dict[str, object] = {"frames": frames}
     exec(compile(_PROBE, "<gpuscope probe>", "exec"), names)  # noqa: S102 - a text of ours
     number, expected = names["outer"](fastpath.site_unlocked)  # type: ignore[operator]
     if _lines(number) != expected:
@@ -64,7 +64,7 @@ def _begin() -> str:
     return ""
 
 
-def _frames(depth: int) -> list[tuple[str, int, str]]:
+def frames(depth: int) -> list[tuple[str, int, str]]:
     """Return what :func:`_lines` has to say of the caller."""
     frame: FrameType | None = sys._getframe(depth)
     lines: list[tuple[str, int, str]] = []
@@ -80,12 +80,15 @@ _template = (lambda: None).__code__
 
 def _lines(number: int) -> list[tuple[str, int, str]]:
     """Return file, line and function of a site's lines."""
-    lines: list[tuple[str, int, str]] = []
-    for file, name, first, table, offset in fastpath.site_lines(number) if fastpath else ():
-        code = _template.replace(co_firstlineno=first, co_linetable=table)
-        spans = (line for start, stop, line in code.co_lines() if start <= offset < stop)
-        lines.append((file, next(spans, None) or first, name))
-    return lines
+    return [*map(line_of, fastpath.site_lines(number))] if fastpath is not None else []
+
+
+def line_of(parts: tuple[str, str, int, bytes, int]) -> tuple[str, int, str]:
+    """Return file, line and function of a line as C tells it: by its code and an offset."""
+    file, name, first, table, offset = parts
+    code = _template.replace(co_firstlineno=first, co_linetable=table)
+    spans = (line for start, stop, line in code.co_lines() if start <= offset < stop)
+    return file, next(spans, None) or first, name
 
 
 missing = _begin()

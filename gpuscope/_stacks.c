@@ -28,7 +28,6 @@
 #ifdef CAN_SAMPLE
 #include "internal/pycore_interp.h"
 #include "internal/pycore_runtime.h"
-#include "opcode.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -51,7 +50,7 @@ enum { HOLDS = 1, WAITS = 2, ON_CPU = 4, TORN = 8, CUT = 16 };
 
 typedef struct {
     uintptr_t at, code, previous, instruction;
-    uint8_t owner, is_entry; /* the latter, of 3.11: C called it */
+    uint8_t owner;
 } Frame;
 
 typedef struct Stack {
@@ -232,7 +231,7 @@ copy(Place *place)
 static Frame
 frame_of(uintptr_t at, const char *bytes)
 {
-    Frame frame = {.at = at, .owner = (uint8_t)bytes[OWNER], .is_entry = (uint8_t)bytes[OWNER - 1]};
+    Frame frame = {.at = at, .owner = (uint8_t)bytes[OWNER]};
     memcpy(&frame.code, bytes + CODE, sizeof(uintptr_t));
     memcpy(&frame.previous, bytes + PREVIOUS, sizeof(uintptr_t));
     memcpy(&frame.instruction, bytes + INSTRUCTION, sizeof(uintptr_t));
@@ -243,30 +242,6 @@ static int
 is_python(const Frame *frame)
 {
     return frame->owner < OWNED_BY_C && frame->code != 0;
-}
-
-/* Whether who called the innermost frame stands at a call: both copies may have been made when it was
- * at the same place elsewhere in its loop, with a frame that was over in between. The instruction of
- * a frame that called another one is the last unit of the call's cache. */
-static int
-caller_stands_at_call(const Frame *frames, int count)
-{
-#if PY_VERSION_HEX < 0x030D0000
-    uint8_t unit[sizeof(_Py_CODEUNIT)];
-    if (count < 2 || !is_python(&frames[0]) || !is_python(&frames[1]) ||
-        frames[0].owner == OWNED_BY_GENERATOR)
-        return 1;
-#if PY_VERSION_HEX < 0x030C0000
-    if (frames[0].is_entry)
-        return 1;
-#endif
-    return get(unit, frames[1].instruction, sizeof(unit)) &&
-           (unit[0] == CACHE || unit[0] == CALL_FUNCTION_EX);
-#else
-    (void)frames;
-    (void)count;
-    return 1;
-#endif
 }
 
 /* Copy the frames of a thread, the innermost first; how many, −1: they could not be read. Those of one
@@ -421,7 +396,7 @@ read_stack(const PyThreadState *at_state, PyThreadState *thread, int moves, uint
         }
         if (is_new)
             continue;
-        if (forget_destroyed(frames, count) || (moves && !caller_stands_at_call(frames, count)))
+        if (forget_destroyed(frames, count))
             seen |= TORN;
         for (int i = 0; i < count && !(seen & TORN); i++) {
             Place *place = is_python(&frames[i]) ? place_of(frames[i].code) : NULL;

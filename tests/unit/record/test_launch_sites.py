@@ -32,7 +32,7 @@ class Compared:
     def __call__(self, *_):
         number = _sites.fastpath.site_unlocked()
         (_, _, name), *callers = _sites._lines(number)
-        expected = _sites._frames(2)[:1]
+        expected = _sites.frames(2)[:1]
         self.count += 1
         if name != "Compared.__call__" or callers != expected:
             self.wrong.append((callers, expected))

@@ -42,7 +42,7 @@ enum { INNER = 24, OUTER = 8 };      /* lines of a stack that are kept, from bot
 enum { WALK = 256 };                 /* frames that are looked at */
 enum { WINDOW = 16 << 10 };          /* bytes of frames that are copied at once */
 enum { FRAME_BYTES = 72 };           /* of a frame, before its locals */
-enum { THREADS = 512, RING = 1 << 16, MOST_STACKS = 1 << 18, BUCKETS = 1 << 14 };
+enum { THREADS = 512, RING = 1 << 16, MOST_STACKS = 1 << 17, BUCKETS = 1 << 14 };
 enum { SETS = 2048, WAYS = 4 };      /* of codes that are remembered, by address */
 enum { MOST_TEXT = 1 << 16, MOST_TABLE = 1 << 22 };
 enum { TRIES = 4, SLOW_NS = 40000 }; /* what took longer has been interrupted: a code may have been made */
@@ -617,8 +617,12 @@ in_child(void)
 {
     is_running = 0; /* its thread is not there */
     pthread_mutex_init(&looking, NULL);
-    for (int i = 0; i < THREADS; i++)
+    tail = head; /* what was seen is the parent's, and so are its threads */
+    for (int i = 0; i < THREADS; i++) {
         known[i].run.count = 0;
+        let_go(&known[i]);
+    }
+    thread_count = 0;
 }
 
 static void

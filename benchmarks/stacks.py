@@ -124,7 +124,7 @@ def truth(seconds: float) -> Iterator[dict]:
         if run.thread == threading.get_native_id():
             in_lines, _ = _stacks.lines(run.stack)
             at = next((line.line for line in in_lines if line.function == "<lambda>"), 0)
-            seen[at] += run.count
+            seen[at] += run.samples
     after = _stacks.counts()
     every, all_s = sum(seen[at] for at in took_s), sum(took_s.values())
     off = {at: 100 * (seen[at] / every - took / all_s) for at, took in took_s.items()}
@@ -231,7 +231,7 @@ def nasty(seconds: float) -> Iterator[dict]:
     def take() -> None:
         while not over.wait(0.02):
             for run in _stacks.take():
-                seen[run.stack, bool(run.state & _stacks.TORN)] += run.count
+                seen[run.stack, bool(run.state & _stacks.TORN)] += run.samples
 
     def repeat(job: Callable[[], object]) -> None:
         while goes[0]:

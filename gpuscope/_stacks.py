@@ -43,7 +43,7 @@ class Run(NamedTuple):
         The system's number of the thread.
     stack
         Number of the stack, for :func:`lines`; 0: it had no lines.
-    count
+    samples
         How many samples these are.
     call
         Number of the system call that it was in; −1: none.
@@ -55,7 +55,7 @@ class Run(NamedTuple):
     last_ns: int
     thread: int
     stack: int
-    count: int
+    samples: int
     call: int
     state: int
 

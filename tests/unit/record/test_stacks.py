@@ -50,7 +50,7 @@ def told(seen):
         else:
             assert rest[: inner - 1] == true[: inner - 1]
             assert rest[inner - 1 :] == true[-8:]
-        assert run.count == 1
+        assert run.samples == 1
         assert run.state & _stacks.HOLDS
     return [lines[1].function.rpartition(".")[2] for _, (lines, _), _ in seen]
 
@@ -227,11 +227,11 @@ def test_samples_of_a_thread_that_waits_are_one_run():
     runs = _stacks.take()
     waits = [run for run in runs if run.thread == thread.native_id]
     after = _stacks.counts()
-    assert sum(run.count for run in waits) >= 49
-    assert max(run.count for run in waits) > 10
+    assert sum(run.samples for run in waits) >= 49
+    assert max(run.samples for run in waits) > 10
     assert all(run.first_ns <= run.last_ns for run in runs)
     assert (
-        sum(run.count for run in runs) + after.lost - before.lost <= after.samples - before.samples
+        sum(run.samples for run in runs) + after.lost - before.lost <= after.samples - before.samples
     )
     assert after.steady > before.steady
     assert after.cpu_ns > before.cpu_ns

@@ -1,5 +1,5 @@
 /* Stacks of all Python threads of the main interpreter, read about every so often by a thread without
- * Python's lock, for record/stacks.py.
+ * Python's lock, for _stacks.py.
  *
  * - What is others' is read by process_vm_readv on the own process: a stale pointer is an error there,
  *   no crash.
@@ -59,7 +59,7 @@ typedef struct Stack {
     Line lines[];
 } Stack;
 
-typedef struct {          /* samples in turn of a thread that tell the same; of stacks.py: RUN */
+typedef struct {          /* samples in turn of a thread that tell the same; of _stacks.py: StackRun */
     uint64_t first, last; /* Unix time, ns */
     uint32_t thread, stack, count;
     int16_t call; /* number of the system call that it is in; -1: none */

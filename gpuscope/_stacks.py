@@ -32,7 +32,7 @@ def inner(ask):
 """
 
 
-class Run(NamedTuple):
+class StackRun(NamedTuple):
     """Samples in turn of one thread that tell the same.
 
     Attributes
@@ -121,14 +121,14 @@ def end() -> None:
         fastpath.end_stacks()
 
 
-def take() -> list[Run]:
+def take() -> list[StackRun]:
     """Return what was seen since this was asked last, in the order of its ends.
 
     What goes on is told when it changes, or sampling ends.
     """
     if missing() or fastpath is None:
         return []
-    return list(starmap(Run, _RUN.iter_unpack(fastpath.take_runs())))
+    return list(starmap(StackRun, _RUN.iter_unpack(fastpath.take_runs())))
 
 
 @cache

@@ -16,7 +16,7 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 15_219,
+    "": 15_779,
     "analyses": 3_336,
     "analysis": 64_393,
     "cli": 14_962,

@@ -231,7 +231,8 @@ def test_samples_of_a_thread_that_waits_are_one_run():
     assert max(run.samples for run in waits) > 10
     assert all(run.first_ns <= run.last_ns for run in runs)
     assert (
-        sum(run.samples for run in runs) + after.lost - before.lost <= after.samples - before.samples
+        sum(run.samples for run in runs) + after.lost - before.lost
+        <= after.samples - before.samples
     )
     assert after.steady > before.steady
     assert after.cpu_ns > before.cpu_ns

@@ -170,13 +170,22 @@ destroyed_since(uint64_t *seen, uintptr_t into[DESTROYED])
 }
 
 PyObject *
-parts_of_line(const Line *line)
+parts_of_lines(const Line *lines, uint32_t count)
 {
-    const Code *code = line->code;
-    const char *name = code->content + code->file_bytes;
-    return Py_BuildValue("s#s#iy#I", code->content, (Py_ssize_t)code->file_bytes, name,
-                         (Py_ssize_t)code->name_bytes, code->first_line, name + code->name_bytes,
-                         (Py_ssize_t)code->table_bytes, (unsigned)line->offset);
+    PyObject *all = PyTuple_New(count);
+    for (uint32_t i = 0; all != NULL && i < count; i++) {
+        const Code *code = lines[i].code;
+        const char *name = code->content + code->file_bytes;
+        PyObject *parts = Py_BuildValue(
+            "s#s#iy#I", code->content, (Py_ssize_t)code->file_bytes, name,
+            (Py_ssize_t)code->name_bytes, code->first_line, name + code->name_bytes,
+            (Py_ssize_t)code->table_bytes, (unsigned)lines[i].offset);
+        if (parts == NULL)
+            Py_CLEAR(all);
+        else
+            PyTuple_SET_ITEM(all, i, parts);
+    }
+    return all;
 }
 
 static char **

@@ -55,7 +55,7 @@ void remember_code(uintptr_t at);
 uint64_t codes_destroyed(void);
 int destroyed_since(uint64_t *seen, uintptr_t into[DESTROYED]);
 
-/* (file, qualified name, first line, line table, offset); NULL: error. */
-PyObject *parts_of_line(const Line *line);
+/* Of each line (file, qualified name, first line, line table, offset); NULL: error. */
+PyObject *parts_of_lines(const Line *lines, uint32_t count);
 
 #endif

@@ -2,8 +2,8 @@
  * one of its own.
  *
  * Nothing else can be changed, but for what is the process's: how often it was forked (_fastpath.c),
- * the launches that were noted (_launches.c), their sites (_sites.c) and graphs (_graphs.c), and who woke
- * whom up (_handover.c). */
+ * the launches that were noted (_launches.c), their sites (_sites.c) and graphs (_graphs.c), code
+ * objects (_codes.c), who woke whom up (_handover.c), and sampled stacks (_stacks.c). */
 
 #ifndef GPUSCOPE_FASTPATH_H
 #define GPUSCOPE_FASTPATH_H

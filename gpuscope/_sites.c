@@ -229,15 +229,7 @@ site_lines(PyObject *Py_UNUSED(module), PyObject *argument)
     pthread_mutex_lock(&lock);
     const Site *site = number <= site_count ? by_number[number] : NULL;
     pthread_mutex_unlock(&lock);
-    PyObject *lines = PyTuple_New(site == NULL ? 0 : site->count);
-    for (uint32_t i = 0; site != NULL && lines != NULL && i < site->count; i++) {
-        PyObject *line = parts_of_line(&site->lines[i]);
-        if (line == NULL)
-            Py_CLEAR(lines);
-        else
-            PyTuple_SET_ITEM(lines, i, line);
-    }
-    return lines;
+    return site == NULL ? PyTuple_New(0) : parts_of_lines(site->lines, site->count);
 }
 
 static pthread_once_t key_once = PTHREAD_ONCE_INIT;

@@ -722,14 +722,7 @@ stack_lines(PyObject *Py_UNUSED(module), PyObject *argument)
     pthread_mutex_lock(&looking);
     const Stack *stack = number <= stack_count ? stacks[number] : NULL;
     pthread_mutex_unlock(&looking);
-    PyObject *lines = PyTuple_New(stack == NULL ? 0 : stack->count);
-    for (uint32_t i = 0; stack != NULL && lines != NULL && i < stack->count; i++) {
-        PyObject *line = parts_of_line(&stack->lines[i]);
-        if (line == NULL)
-            Py_CLEAR(lines);
-        else
-            PyTuple_SET_ITEM(lines, i, line);
-    }
+    PyObject *lines = stack == NULL ? PyTuple_New(0) : parts_of_lines(stack->lines, stack->count);
     return lines == NULL ? NULL : Py_BuildValue("NI", lines, stack == NULL ? 0 : stack->inner);
 }
 

@@ -126,8 +126,7 @@ def marked_lines(source: str, line: int) -> list[tuple[int, int]]:
         nonlocal place
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.stmt):
-                decorators = getattr(child, "decorator_list", [])
-                first = min([child.lineno, *(each.lineno for each in decorators)])
+                first = _first_line(child)
                 begins_line = not lines[first - 1][: child.col_offset].strip()
                 begins_line &= not lines[first - 1].lstrip().startswith("elif ")
                 if inside and begins_line and first <= line <= (child.end_lineno or 0):

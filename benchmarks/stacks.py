@@ -120,7 +120,7 @@ def truth(seconds: float) -> Iterator[dict]:
     took_s = twelve(seconds)
     _stacks.end()
     seen: dict[int, int] = collections.Counter()
-    for run in _stacks.take():
+    for run in _stacks.runs(_stacks.take()):
         if run.thread == threading.get_native_id():
             in_lines, _ = _stacks.lines(run.stack)
             at = next((line.line for line in in_lines if line.function == "<lambda>"), 0)
@@ -231,7 +231,7 @@ def nasty(seconds: float) -> Iterator[dict]:
 
     def take() -> None:
         while not over.wait(0.02):
-            for run in _stacks.take():
+            for run in _stacks.runs(_stacks.take()):
                 seen[run.stack, bool(run.state & _stacks.TORN)] += run.samples
 
     def repeat(job: Callable[[], object]) -> None:

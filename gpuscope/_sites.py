@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import sysconfig
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from types import FrameType
@@ -41,6 +42,7 @@ _PATHS: dict[str, Path] = {}
 """File of a site as it is told → where it is on this machine."""
 
 
+@cache
 def _prefixes() -> tuple[str, ...]:
     """Return the folders of the standard library, of commands and of gpuscope, by all names."""
     library = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts"))
@@ -91,6 +93,11 @@ def line_of(parts: tuple[str, str, int, bytes, int]) -> tuple[str, int, str]:
     return file, next(spans, None) or first, name
 
 
+def is_of_program(file: str) -> bool:
+    """Whether a file is none of an installed package, of the standard library or of gpuscope."""
+    return not file.startswith(_prefixes()) and not any(mark in file for mark in _MARKS)
+
+
 missing = _begin()
 """Why there are no sites, if there are none."""
 
@@ -113,8 +120,13 @@ def site_text(number: int) -> str:
     Files are named from the folder of the program or the one it runs in, unless a home is in that
     folder too; others by their last two names. Cells of notebooks are ``"cell In[3]"``.
     """
-    lines = [(_named(file), line, name) for file, line, name in _lines(number)]
-    return json.dumps(lines) if lines else ""
+    return text_of(_lines(number))
+
+
+def text_of(lines: Iterable[tuple[str, int, str]]) -> str:
+    """Return file, line and function of lines as a text, with files named as above."""
+    named = [(_named(file), line, function) for file, line, function in lines]
+    return json.dumps(named) if named else ""
 
 
 def _named(file: str) -> str:

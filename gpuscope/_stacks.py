@@ -109,10 +109,14 @@ def begin(period_ns: int) -> None:
         It is not possible here, or somebody samples already.
     """
     if why := missing():
-        raise CapabilityError(f"Python's threads are not sampled: {why}")
+        raise CapabilityError(why)
     assert fastpath is not None  # noqa: S101 - else it is missing
     if error := fastpath.sample_stacks(period_ns):
-        raise CapabilityError(f"Python's threads are not sampled: {os.strerror(error)}")
+        raise CapabilityError(
+            "another recording of this process samples them"
+            if error == errno.EBUSY
+            else os.strerror(error)
+        )
 
 
 def end() -> None:
@@ -121,14 +125,17 @@ def end() -> None:
         fastpath.end_stacks()
 
 
-def take() -> list[StackRun]:
-    """Return what was seen since this was asked last, in the order of its ends.
+def take() -> bytes:
+    """Return what was seen since this was asked last, for :func:`runs`.
 
     What goes on is told when it changes, or sampling ends.
     """
-    if missing() or fastpath is None:
-        return []
-    return list(starmap(StackRun, _RUN.iter_unpack(fastpath.take_runs())))
+    return b"" if missing() or fastpath is None else fastpath.take_runs()
+
+
+def runs(taken: bytes) -> list[StackRun]:
+    """Return what was taken, in the order of its ends."""
+    return list(starmap(StackRun, _RUN.iter_unpack(taken)))
 
 
 @cache

@@ -31,6 +31,7 @@ from gpuscope.experiments.processes import BOOTSTRAP
 from gpuscope.experiments.recorded import VARIABLE, RecordingOrder
 from gpuscope.experiments.so_far import SoFar, read_facts
 from gpuscope.formats.registry import of_suffix, suffixes
+from gpuscope.record.source import MOST_SAMPLES
 
 _FIRST_S, _LIVE_S = 1.0, 2.0
 _SHARE = 0.2
@@ -80,6 +81,15 @@ def record_command(
             "sampled: of each graph the nodes of the first launch in a second instead."
         ),
     ] = "nodes",
+    sample: Annotated[
+        int,
+        typer.Option(
+            min=1, max=MOST_SAMPLES, help="Sample the stacks of Python's threads so often a second."
+        ),
+    ] = 200,
+    samples: Annotated[
+        bool, typer.Option("--samples/--no-samples", help="Sample what Python's threads do.")
+    ] = True,
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="Write a report for each trace.")
     ] = True,
@@ -109,9 +119,10 @@ def record_command(
     keep_ns = None if keep is None else length_ns("--keep", keep)
     name = program[0].rpartition(".")[2] if module else script.resolve().stem
     target, work = _claimed(out, name)
-    order = json.dumps(
-        asdict(RecordingOrder(str(work.resolve()), device, detail, keep_ns, live, stacks, graphs))
-    )
+    hertz = sample if samples else 0
+    folder = str(work.resolve())
+    ordered = RecordingOrder(folder, device, detail, keep_ns, live, stacks, graphs, hertz)
+    order = json.dumps(asdict(ordered))
     process = _start([*(["-m"] if module else []), *program], order)
     with _passing_signals_to(process):
         with whatever_happens("what there is so far is not shown"):

@@ -239,6 +239,7 @@ class _Recorder:
             keep_ns=order.keep_ns,
             stacks=order.stacks,
             graphs=order.graphs,
+            sample=order.sample,
         )
         recording = Recording(devices, options)
         number = self._next

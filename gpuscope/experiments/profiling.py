@@ -29,6 +29,7 @@ from gpuscope.record.source import MEMORY_LIMIT, Options
     "hazards",
     "stacks",
     "graphs",
+    "sample",
 )
 @contextlib.contextmanager
 def profile(
@@ -44,6 +45,7 @@ def profile(
     hazards: bool = False,
     stacks: bool = True,
     graphs: Literal["nodes", "launch", "sampled"] = "nodes",
+    sample: int = 0,
 ) -> Iterator[Recording]:
     """Record everything that happens on a device inside the ``with`` block.
 
@@ -92,6 +94,10 @@ def profile(
         ``"launch"``: each launch of a graph is one row of kind ``graph``. ``"sampled"``: the same,
         but of each graph the first launch in a second has rows of its nodes instead. Graphs that
         were instantiated before the recording are recorded by node.
+    sample
+        How often a second the stacks of all Python threads are sampled, such as 200: what the host
+        did while the GPU waited, as rows of kind ``stack``. They are read without Python's lock.
+        Where that is not possible, as in Python 3.14, a note says why. 0: not at all.
 
     Yields
     ------
@@ -121,7 +127,9 @@ def profile(
     """
     keep_ns = length_ns("keep", keep) if keep is not None else None
     devices = (device,) if device is not None else _one_clock()
-    options = Options(source, detail, launch_ids, memory_limit, keep_ns, hazards, stacks, graphs)
+    options = Options(
+        source, detail, launch_ids, memory_limit, keep_ns, hazards, stacks, graphs, sample
+    )
     recording = Recording(devices, options)
     view = _open_view(live)
     watching = started = False

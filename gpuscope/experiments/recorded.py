@@ -29,6 +29,7 @@ class RecordingOrder:
     live: bool = False
     stacks: bool = True
     graphs: Literal["nodes", "launch", "sampled"] = "nodes"
+    sample: int = 0
 
 
 @dataclass

@@ -24,6 +24,7 @@ _LAYOUT = TrackLayout(
         "handle": Group.HANDLES,
         **dict.fromkeys(("block", "scope"), Group.SM),
         "counter": Group.COUNTER,
+        "stack": Group.STACKS,
     },
     {
         Group.THREAD: ("process", "thread"),
@@ -31,6 +32,7 @@ _LAYOUT = TrackLayout(
         Group.STREAM: ("device", "partition", "stream"),
         Group.SM: ("device", "sm"),
         Group.COUNTER: ("process", "device"),
+        Group.STACKS: ("process", "thread"),
     },
     default_group=Group.STREAM,
 )
@@ -70,7 +72,7 @@ def _names(track: TrackKey, trace: Trace) -> tuple[str, str]:
         row = row or ("thread" if track.thread is None else f"thread {track.thread}")
         if track.group == Group.HANDLES:
             row = f"handle {track.category or 'without a name'} · {row}"
-        return owner, row
+        return owner, f"{row} · sampled stacks" if track.group == Group.STACKS else row
     number = 0 if track.device is None else track.device
     name = facts.device(number).name
     owner = f"GPU {number}" + (f" {name}" if name is not None else "")

@@ -17,6 +17,7 @@ from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
 from gpuscope.record.sampler import ClockSampler
 from gpuscope.record.source import NoteJournal, Source
+from gpuscope.record.stacks import StackSampler
 from gpuscope.record.window import PATIENCE_S, KeptBatches, Span
 
 
@@ -30,6 +31,8 @@ class Reading:
         Key of a device → the device, and how its %globaltimer stands to the recording's clock.
     sampler
         Reads clocks and power of GPUs.
+    stacks
+        Samples what Python's threads do.
     keep_ns
         How long what ended is kept; ``None``: all the time.
     notes
@@ -52,6 +55,7 @@ class Reading:
     sources: list[Source]
     devices: dict[str, Device]
     span: Span
+    stacks: StackSampler
     keep_ns: int | None
     notes: list[str]
     globaltimers: dict[str, ClockFit] = field(default_factory=dict)
@@ -104,6 +108,7 @@ class Reading:
             self.calls.begin_reading(),
             self.ranges.begin_reading(),
             self.sampler.begin_reading(),
+            self.stacks.begin_reading(),
             *(source.begin_reading() for source in self.sources),
             keep(self, "_drained", "_all_read"),
         )
@@ -140,6 +145,7 @@ class Reading:
         for source in self.sources:
             source.drain(rows)
         self.sampler.drain(rows)
+        self.stacks.drain(rows)
         if over and not self.waited:
             for source in self.sources:
                 for call in source.unfinished:

@@ -37,6 +37,7 @@ from gpuscope.record.reading import Reading
 from gpuscope.record.rows import Batch
 from gpuscope.record.source import Calibration, NoteJournal, Options, Source
 from gpuscope.record.sources import start_sources
+from gpuscope.record.stacks import StackSampler
 from gpuscope.record.window import FULL, OVERFULL, KeptBatches, Span, WindowReader, inside, note_of
 from gpuscope.trace import schema, valid
 from gpuscope.trace.combining import in_all
@@ -100,7 +101,9 @@ class Recording:
         self._span = Span(clock, None if self._simulated else time.monotonic_ns)
         by_key = {device.info.key: device for device in devices}
         read = (self._calls, self.ranges, self.observers, self.sources)
-        self._reading = Reading(*read, by_key, self._span, self._options.keep_ns, self._notes)
+        stacks = StackSampler(self._options.sample, self._process)
+        keep_ns, notes = self._options.keep_ns, self._notes
+        self._reading = Reading(*read, by_key, self._span, stacks, keep_ns, notes)
         self._reader: WindowReader | None = None  # where only the latest rows are kept
         self._asks_for_sites = False
         self._trace: Trace | None = None
@@ -134,6 +137,11 @@ class Recording:
         self._span.begin()
         if self._on_gpu:
             self._reading.sampler.start()
+        if self._options.sample:
+            no_samples = "a simulated GPU's time is not that of Python's threads"
+            if not self._simulated:
+                no_samples = self._reading.stacks.start()
+            self._notes += [f"stacks are not sampled: {no_samples}"] if no_samples else []
         if threads and not self._simulated:
             from gpuscope.record import handover  # noqa: PLC0415 - not every Python has all of it
 
@@ -209,6 +217,7 @@ class Recording:
         if self._reader is not None:
             self._reader.close()
         self._reading.sampler.close()
+        self._reading.stacks.close()
         self._ask_for_sites(asks=False)
         self._libraries.close()
         for device in self.devices:
@@ -225,7 +234,7 @@ class Recording:
         kept_batches = self._reading.collect(over=True)
         self._reading.account()
         with self._reading.lock:
-            self._reading.journal = None
+            self._reading.journal = self._reading.stacks.journal = None
         for index, source in enumerate(self.sources):
             if index not in self._clocks:
                 self._clocks[index] = source.close()
@@ -339,6 +348,7 @@ class Recording:
         with self._reading.lock:
             if self._reading.journal is None and self._is_untouched:
                 self._reading.journal = self.sources[0].journal(path)
+                self._reading.stacks.journal = self._reading.journal
         return self._reading.journal
 
     @property
@@ -418,6 +428,7 @@ class Recording:
             streams={str(number): facts for number, facts in streams.items()},
             windows_ns=((begin_ns, self._span.end_ns),),
             gpu_states=self._reading.sampler.facts(),
+            sampling=self._reading.stacks.facts(),
             kept=kept_facts,
             ranks=() if self._rank is None else (self._rank,),
             edges=in_all([source.edges for source in self.sources]),

@@ -74,8 +74,14 @@ def reading_row(number: _Number) -> _Number:
     return range_row(_READINGS + number)
 
 
+def stack_row(number: _Number) -> _Number:
+    """Id of the row of a recording's n-th run of sampled stacks."""
+    return range_row(_STACKS + number)
+
+
 _NOTED = 1 << 44
 _READINGS = 1 << 45
+_STACKS = 1 << 46
 _BLOCKS = 1 << 48
 _NODES = 1 << 52
 

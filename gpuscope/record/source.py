@@ -24,6 +24,8 @@ Calibration = Mapping[str, float]
 """How a clock stands: fields of :class:`~gpuscope.trace.metadata.ClockFacts`."""
 
 
+MOST_SAMPLES = 10_000
+"""Looks a second at the stacks of all threads."""
 MEMORY_LIMIT = 2 << 30
 """Bytes of buffers that CUPTI may fill between two readings, unless asked otherwise."""
 
@@ -69,6 +71,33 @@ class Ended(NamedTuple):
         ]
 
 
+class StackTexts(NamedTuple):
+    """A stack as rows have it.
+
+    Attributes
+    ----------
+    function
+        The innermost function.
+    site
+        The program's own lines, as in the column ``site``.
+    lines
+        All lines, in the same form.
+    """
+
+    function: str
+    site: str
+    lines: str
+
+
+class NewStacks(NamedTuple):
+    """What a journal gets: runs as C tells them, and the texts of stacks that are new to it."""
+
+    period_ns: int
+    process: int
+    runs: bytes
+    texts: dict[int, StackTexts]
+
+
 @dataclass(frozen=True)
 class Options:
     """What a recording was asked for.
@@ -92,6 +121,8 @@ class Options:
     graphs
         ``"nodes"``: each node of a graph is recorded; ``"launch"``: each launch of one;
         ``"sampled"``: each launch, but of each graph the nodes of the first in a second.
+    sample
+        How often a second the stacks of Python's threads are sampled; 0: not at all.
 
     Raises
     ------
@@ -107,6 +138,7 @@ class Options:
     hazards: bool = False
     stacks: bool = True
     graphs: Literal["nodes", "launch", "sampled"] = "nodes"
+    sample: int = 0
 
     def __post_init__(self) -> None:
         choices: dict[str, tuple[str | bool, ...]] = {
@@ -119,6 +151,10 @@ class Options:
             if (value := getattr(self, name)) not in allowed:
                 choice = " or ".join(map(str, allowed))
                 raise GpuscopeError(f"{name} is {value!r}; it can be {choice}")
+        if not 0 <= self.sample <= MOST_SAMPLES:
+            raise GpuscopeError(
+                f"sample is {self.sample}: it can be 1 to {MOST_SAMPLES:,} looks a second, or 0"
+            )
         if self.graphs != "nodes" and (self.detail == "full" or self.launch_ids is not True):
             raise GpuscopeError(
                 f"graphs={self.graphs!r} needs the calls that launch graphs to be noted: leave "
@@ -184,6 +220,9 @@ class NoteJournal(Protocol):
 
     def note(self, calls: Ended, /) -> None:
         """Put calls into it."""
+
+    def note_stacks(self, stacks: NewStacks, /) -> None:
+        """Put sampled stacks into it."""
 
     def close(self, *, remove: bool) -> None:
         """Let go of it, and of the file if nobody needs that."""

@@ -9,9 +9,9 @@ from itertools import chain
 from operator import or_
 from typing import Any, TypeAlias, TypeVar
 
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
-from gpuscope.trace.facts import RecordingCost
+from gpuscope.trace.facts import RecordingCost, SamplingFacts
 from gpuscope.trace.gpu_states import numbered
 from gpuscope.trace.metadata import TraceMetadata
 
@@ -56,6 +56,15 @@ def dearest(costs: Sequence[RecordingCost | None]) -> RecordingCost | None:
     return max(filter(None, costs), key=lambda cost: cost.share, default=None)
 
 
+def all_samples(every: Sequence[SamplingFacts | None]) -> SamplingFacts | None:
+    """Return what all samples come to, of the longest period."""
+    sampled = [*filter(None, every)]
+    if not sampled:
+        return None
+    counts = summed([asdict(facts) for facts in sampled])
+    return SamplingFacts(**counts | {"period_ns": max(facts.period_ns for facts in sampled)})
+
+
 def summed(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
     """Return the sums of counts."""
     total: Counter[str] = Counter()
@@ -80,6 +89,7 @@ ONE_CLOCK: Rules = {
     **dict.fromkeys(("devices", "partitions", "streams", "process_names", "thread_names"), _later),
     "windows_ns": lambda windows: tuple(chain.from_iterable(windows)),
     "recording_cost": dearest,
+    "sampling": all_samples,
     "gpu_states": numbered,
     "energy": lambda rounds: tuple(chain.from_iterable(rounds)) if all(rounds) else (),
     "kept": lambda _: None,  # the notes say it of each
@@ -100,6 +110,7 @@ RANKS: Rules = {
     "forecast": joined,
     "driver": lambda drivers: joined(drivers) or None,
     "recording_cost": dearest,
+    "sampling": all_samples,
     "gpu_states": lambda states: tuple(chain.from_iterable(states)),
     "kept": lambda _: None,
     "solo": agreed,

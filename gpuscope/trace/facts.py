@@ -363,6 +363,37 @@ class RecordingCost(Facts, frozen=True):
     within: float
 
 
+class SamplingFacts(Facts, frozen=True):
+    """How stacks of Python's threads were sampled.
+
+    Attributes
+    ----------
+    period_ns
+        Between two looks at all threads, on average.
+    looks, samples
+        How often it was looked, and stacks of how many threads in all.
+    torn
+        Samples in which frames moved meanwhile.
+    cut
+        Samples in which frames are left out.
+    unread
+        Threads that were gone when they were read.
+    late
+        Looks that came more than a period late.
+    lost
+        Samples for which there was no room.
+    """
+
+    period_ns: int
+    looks: int = 0
+    samples: int = 0
+    torn: int = 0
+    cut: int = 0
+    unread: int = 0
+    late: int = 0
+    lost: int = 0
+
+
 class HazardFacts(Facts, frozen=True):
     """Which hazards a recording found, among how much.
 

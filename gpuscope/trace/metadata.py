@@ -20,6 +20,7 @@ from gpuscope.trace.facts import (
     PartitionFacts,
     RankFacts,
     RecordingCost,
+    SamplingFacts,
     SoloFacts,
     StreamFacts,
     Time,
@@ -86,6 +87,8 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
         :class:`HazardFacts` where hazards were looked for.
     recording_cost
         :class:`RecordingCost` where the process measured it.
+    sampling
+        :class:`SamplingFacts` where stacks of Python's threads were sampled.
     counts
         Counts from the sources: received, dropped, unmatched (gpuscope's launches without a
         record), unread_bytes, and in_shared_tasks (launches of other libraries under a guard of
@@ -132,6 +135,7 @@ class TraceMetadata(msgspec.Struct, frozen=True, kw_only=True):
     clocks: Mapping[str, ClockFacts] = {}
     hazards: HazardFacts | None = None
     recording_cost: RecordingCost | None = None
+    sampling: SamplingFacts | None = None
     device_max_connections: str | None = None
     versions: Mapping[str, str] = {}
     experiment: Description | None = None

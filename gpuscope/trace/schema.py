@@ -68,7 +68,10 @@ while a span is open. The uncertainties are one-sided: the true start lies in
 a simulated device, when the call had queued it, and returned somewhat later.
 ``color`` is ARGB. ``launch_config``, ``payload`` and ``site`` are
 JSON texts. ``site``: file, line and function of the lines of Python that made the call, or the call
-that launched the work, innermost first; those of installed packages are left out."""
+that launched the work, innermost first; those of installed packages are left out. Of a stack it has
+all such lines, ``payload`` also those of packages; ``value`` is how many samples told it,
+``status`` what the thread did; ``category`` says that frames moved meanwhile, or some are left
+out. True boundaries of a stack lie between two samples, those told half-way."""
 
 LATER = ("site",)
 """Columns that traces written before they came do not have."""
@@ -81,12 +84,12 @@ LATEST_NS = 1000 << 52
 
 KINDS = (
     "kernel", "memcpy", "memset", "sync", "api", "range", "mark", "event", "block", "scope",
-    "counter", "handle", "host function", "graph",
+    "counter", "handle", "host function", "graph", "stack",
 )  # fmt: skip
 """``host function``: one that a stream called, from its beginning to its end; only simulated
 devices tell. ``scope``: a part of a thread block, as one of its warps went through it. ``graph``:
 a graph's launch that a foreign recorder took as a whole, from the start of its first work to the
-end of its last."""
+end of its last. ``stack``: that of a thread of Python's, for as long as samples told the same."""
 GPU_WORK = ("kernel", "memcpy", "memset", "graph")
 """The kinds that keep a GPU busy; a graph's launch recorded as a whole stands for its work."""
 _COPIES = "HtoD DtoH HtoA AtoH AtoA AtoD DtoA DtoD HtoH PtoP"

@@ -37,6 +37,8 @@ class Group(IntEnum):
     COUNTER = 7
     PATH = 8
     """The parts of a critical path."""
+    STACKS = 9
+    """What samples say that a thread did."""
 
 
 ON_PATH = "critical path"

@@ -27,7 +27,8 @@ from gpuscope.record.cupti.afar import BufferFacts, RecordTexts, RemoteReader
 from gpuscope.record.cupti.library import DRIVER_API, LAST_CALLBACK, RUNTIME_API, text_at
 from gpuscope.record.cupti.places import Known, PlaceNumbers
 from gpuscope.record.rows import Batch
-from gpuscope.record.source import Ended
+from gpuscope.record.source import Ended, NewStacks, StackTexts
+from gpuscope.record.stacks import StackRows
 from gpuscope.trace import schema, valid
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _HEADER = struct.Struct("<qqq")
 """Kind of a frame, number, bytes that follow. A buffer's number; the head's counts the buffers
 that are missing: it is overwritten in place, which needs no room."""
-_HEAD, _BUFFER, _TEXTS, _PLACES, _CALLS, _METADATA, _SITES = range(1, 8)
+_HEAD, _BUFFER, _TEXTS, _PLACES, _CALLS, _METADATA, _SITES, _STACKS = range(1, 9)
 _AT_ONCE = 128 << 20
 """Bytes that are read before rows are made of them."""
 
@@ -192,6 +193,10 @@ class Journal:
         if calls.executions or calls.host_calls:
             self._put(_CALLS, msgspec.msgpack.encode(calls))
 
+    def note_stacks(self, stacks: NewStacks) -> None:
+        """Put sampled stacks into the file."""
+        self._put(_STACKS, msgspec.msgpack.encode(stacks))
+
     def _put_new(self, metadata: TraceMetadata) -> None:
         self._places.learn_all()
         self._put_places()
@@ -234,6 +239,8 @@ class JournalReader:
         self._reader: RemoteReader | None = None
         self._texts = RecordTexts(0, {})
         self._numbers: set[int] = set()
+        self._stack_texts: dict[int, StackTexts] = {}
+        self._stack_rows: StackRows | None = None
         self._metadata = TraceMetadata()
         self._batches: list[Batch] = []
         """All that were read, where all are asked for."""
@@ -288,6 +295,7 @@ class JournalReader:
         """Add a batch of some frames; returns whether there are more."""
         size = os.fstat(file.fileno()).st_size
         buffers: list[Array] = []
+        runs: list[bytes] = []
         executions, host_calls, process = [], [], 0
         taken = 0
         while taken < _AT_ONCE and (frame := self._next_frame(file, size)) is not None:
@@ -312,6 +320,13 @@ class JournalReader:
                 process = calls.process
                 executions += calls.executions
                 host_calls += calls.host_calls
+            elif kind == _STACKS:
+                stacks = msgspec.msgpack.decode(payload, type=NewStacks)
+                self._stack_texts.update(stacks.texts)
+                runs.append(stacks.runs)
+                if self._stack_rows is None:
+                    texts_of = self._stack_texts.__getitem__
+                    self._stack_rows = StackRows(stacks.period_ns, stacks.process, texts_of)
             elif kind == _METADATA:
                 self._metadata = TraceMetadata.from_json(payload.decode())
         more = taken >= _AT_ONCE
@@ -320,6 +335,9 @@ class JournalReader:
             partitions = {int(number): facts.partition for number, facts in streams}
             calls = Ended(process, executions, host_calls)
             batches.append(self._reader.rows(buffers, calls, partitions, over=over and not more))
+        if self._stack_rows is not None:
+            stacks_batch = self._stack_rows.batch(b"".join(runs), over=over and not more)
+            batches += [] if stacks_batch is None else [stacks_batch]
         return more
 
     def _next_frame(self, file: BinaryIO, size: int) -> tuple[int, int, bytes] | None:
@@ -330,9 +348,9 @@ class JournalReader:
             return None
         kind, number, nbytes = _HEADER.unpack(header)
         behind = self._at + _HEADER.size + nbytes
-        if kind == 0 or (_HEAD <= kind <= _SITES and nbytes >= 0 and behind > size):
+        if kind == 0 or (_HEAD <= kind <= _STACKS and nbytes >= 0 and behind > size):
             return None  # it is being written
-        if not _HEAD <= kind <= _SITES or nbytes < 0 or (kind == _HEAD) != (self._at == 0):
+        if not _HEAD <= kind <= _STACKS or nbytes < 0 or (kind == _HEAD) != (self._at == 0):
             raise ValueError(f"at byte {self._at} there is no frame")
         self._at = behind
         return kind, number, file.read(nbytes)

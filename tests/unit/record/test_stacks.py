@@ -36,7 +36,7 @@ def look(seen):
     """Look at all threads; note what is told of this one, and what is true."""
     assert fastpath.look_once() == 0
     true = expected(2)
-    (run,) = (run for run in _stacks.take() if run.thread == threading.get_native_id())
+    (run,) = (run for run in _stacks.runs(_stacks.take()) if run.thread == threading.get_native_id())
     seen.append((run, _stacks.lines(run.stack), true))
 
 
@@ -190,7 +190,7 @@ def test_other_threads_are_told_where_they_wait_and_in_which_call():
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         fastpath.look_once()
-        runs = {run.thread: run for run in _stacks.take()}
+        runs = {run.thread: run for run in _stacks.runs(_stacks.take())}
         reads, spins = (runs[thread.native_id] for thread in threads)
         if reads.call == READ and spins.state & _stacks.WAITS:
             break
@@ -224,7 +224,7 @@ def test_samples_of_a_thread_that_waits_are_one_run():
     _stacks.end()
     until.set()
     thread.join()
-    runs = _stacks.take()
+    runs = _stacks.runs(_stacks.take())
     waits = [run for run in runs if run.thread == thread.native_id]
     after = _stacks.counts()
     assert sum(run.samples for run in waits) >= 49
@@ -247,7 +247,7 @@ def test_sampling_begins_and_ends_again_and_again_while_threads_come_and_go():
         for thread in threads:
             thread.join()
         _stacks.end()
-    assert {run.thread for run in _stacks.take()} >= {threading.get_native_id()}
+    assert {run.thread for run in _stacks.runs(_stacks.take())} >= {threading.get_native_id()}
 
 
 def test_a_forked_child_samples_only_if_it_asks():
@@ -256,12 +256,12 @@ def test_a_forked_child_samples_only_if_it_asks():
     if (child := os.fork()) == 0:
         before = _stacks.counts().ticks
         time.sleep(0.02)
-        answer = [_stacks.counts().ticks - before, len(_stacks.take())]
+        answer = [_stacks.counts().ticks - before, len(_stacks.runs(_stacks.take()))]
         _stacks.begin(0)
         while _stacks.counts().ticks < before + 20:
             time.sleep(0.001)
         _stacks.end()
-        runs = _stacks.take()
+        runs = _stacks.runs(_stacks.take())
         answer.append({run.thread for run in runs} == {os.getpid()})
         answer.append(SLEEP in {run.call for run in runs})
         os.write(writer, json.dumps(answer).encode())

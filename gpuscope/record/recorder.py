@@ -216,8 +216,8 @@ class Recording:
         """Record no more, and make the trace; where that failed, again does what is left."""
         if self._reader is not None:
             self._reader.close()
+        self._reading.stacks.close()  # before the others, whose threads it leaves out
         self._reading.sampler.close()
-        self._reading.stacks.close()
         self._ask_for_sites(asks=False)
         self._libraries.close()
         for device in self.devices:

@@ -43,7 +43,7 @@ IN_CALL = "in system call "
 """What a thread did."""
 _CALLS = {
     "x86_64": "0 read 1 write 7 poll 16 ioctl 23 select 35 nanosleep 45 recvfrom 61 wait4 "
-    "202 futex 230 clock_nanosleep 232 epoll_wait 270 pselect6 271 ppoll 281 epoll_pwait 288 accept4",
+    "202 futex 230 clock_nanosleep 232 epoll_wait 270 pselect6 271 ppoll 281 epoll_pwait",
     "aarch64": "22 epoll_pwait 29 ioctl 63 read 64 write 72 pselect6 73 ppoll 98 futex "
     "101 nanosleep 115 clock_nanosleep 207 recvfrom 242 accept4 260 wait4",
 }
@@ -202,9 +202,9 @@ class StackSampler:
         """Sample no more; what was seen can still be read."""
         if self._counts is None or self._over.is_set():
             return
-        self._over.set()
         _stacks.end()
         self._take()
+        self._over.set()
 
     def _loop(self) -> None:
         while not self._over.wait(_EVERY_S):

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeAlias
 
 import numpy as np
 
 from gpuscope._checks import door
-from gpuscope._text import duration
+from gpuscope._text import duration, percent
 from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups, merged
 from gpuscope.analysis.result import Result, about
+from gpuscope.analysis.samples_analysis import HostFunction, Stretches, host_functions
 from gpuscope.analysis.steps_analysis import HAND_OVER, steps
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, launch_calls, linked_rows, rows_of
 from gpuscope.trace.joins import distinct, innermost, union
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, range_labels, ranges_around, ranges_in, thread_names
-from gpuscope.trace.schema import GPU_WORK, LATEST_NS
+from gpuscope.trace.schema import GPU_WORK, HOLDS_LOCK, LATEST_NS, WAITS_FOR_LOCK
 from gpuscope.trace.sites import lines_of
 
 LAUNCH, COPY, OTHER = "in the launch call", "in a copy call", "in another call"
@@ -65,6 +66,11 @@ class IdleCause:
         How many gaps it is part of.
     spans
         Ids of the work that ended the longest parts.
+    meanwhile
+        What the thread was seen doing most, or what another did that held Python's lock while this
+        one waited for it, and its share of the idle time; ``None`` where no stacks were sampled.
+    functions
+        Those that took most of that time.
     """
 
     cause: Annotated[str, "cause"]
@@ -73,7 +79,22 @@ class IdleCause:
     line: Annotated[str | None, "line"]
     idle_ns: Annotated[int, "idle (ms)"]
     gaps: Annotated[int, "gaps"]
+    meanwhile: Annotated[str | None, "meanwhile"] = None
     spans: tuple[int, ...] = field(repr=False, default=())
+    functions: tuple[HostFunction, ...] = field(repr=False, default=())
+
+    @property
+    def busiest(self) -> HostFunction | None:
+        """What ``meanwhile`` tells of."""
+        if not self.functions:
+            return None
+        most = self.functions[0]
+        if most.state != WAITS_FOR_LOCK:
+            return most
+        held_it = (
+            of for of in self.functions if of.state == HOLDS_LOCK and of.thread != most.thread
+        )
+        return next(held_it, most)
 
 
 @dataclass(frozen=True)
@@ -247,8 +268,8 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
     Returns
     -------
     tuple
-        Gap and length of each part, and the numbers of its cause, thread, range and line; the
-        texts of causes, ranges and lines.
+        Gap and length of each part, the numbers of its cause, thread, range and line, begin and
+        end, and whether the launch was still to come; the texts of causes, ranges and lines.
     """
     starts, owner = trace.array("start_ns"), trace.array("thread", fill=-1)
     returned = np.where(is_open(trace), LATEST_NS, trace.array("end_ns", fill=0))
@@ -295,6 +316,9 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
         np.r_[thread[gap], thread][of_part],
         np.where(rows >= 0, label[rows], 0)[of_part],
         line[np.r_[at_line, launched_at, site[function]]],
+        begin[of_part],
+        end[of_part],
+        np.r_[np.ones(len(gap), bool), np.zeros(len(low) + len(part), bool)],
     )
     texts += [f"{FUNCTION} ({names[name[row]]})" for row in function[first].tolist()]
     has_length = columns[1] > 0
@@ -354,7 +378,8 @@ def _in_functions(
 
 def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause, ...]:
     """Sum the parts of gaps by cause, thread, range and line."""
-    (gap, ns, cause, thread, label, line), (texts, labels, lines) = _parts(trace, low, high, work)
+    parts, (texts, labels, lines) = _parts(trace, low, high, work)
+    gap, ns, cause, thread, label, line, begin, end, is_of_host = parts
     number = np.unique(thread, return_inverse=True)[1]
     first, group = combined(cause, number, label, line)
     groups = Groups(group, list(range(len(first))))
@@ -362,6 +387,8 @@ def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause,
     gaps = np.bincount(group[combined(group, gap)[0]], minlength=len(first))
     longest = np.lexsort((-ns, group))
     ids, called = trace.array("id"), thread_names(trace)
+    of_host = Stretches(*(column[is_of_host] for column in (thread, begin, end, group)))
+    functions = host_functions(trace, of_host, len(first))
     causes = []
     for at in np.argsort(-idle_ns, kind="stable").tolist():
         ended_by = work[gap[longest[groups.first[at] : groups.first[at + 1]][:_SHOWN]]]
@@ -370,5 +397,15 @@ def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause,
         where = labels[label[part]] or None, lines[line[part]] or None
         who = called.get(int(thread[part]))
         sums = int(idle_ns[at]), int(gaps[at])
-        causes.append(IdleCause(texts[cause[part]], who, *where, *sums, spans))
+        found = IdleCause(texts[cause[part]], who, *where, *sums, None, spans, functions[at])
+        causes.append(replace(found, meanwhile=_meanwhile(found)))
     return tuple(causes)
+
+
+def _meanwhile(cause: IdleCause) -> str | None:
+    """Say what the thread did, in a few words."""
+    busiest = cause.busiest
+    if busiest is None:
+        return None
+    who = f"{busiest.thread} " if busiest.thread != cause.thread else ""
+    return f"{percent(busiest.share)}: {who}{busiest.state}, {busiest}"

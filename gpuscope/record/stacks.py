@@ -38,9 +38,8 @@ _RUN = np.dtype(
     ]
 )
 """As of :class:`~gpuscope._stacks.StackRun`."""
-HOLDS, WAITS, RUNS = (f"{what} Python's lock" for what in ("holds", "waits for", "runs without"))
-IN_CALL = "in system call "
-"""What a thread did."""
+RUNS, IN_CALL = "runs without Python's lock", "in system call "
+"""What a thread did that neither held the lock nor waited for it."""
 _CALLS = {
     "x86_64": "0 read 1 write 7 poll 16 ioctl 23 select 35 nanosleep 45 recvfrom 61 wait4 "
     "202 futex 230 clock_nanosleep 232 epoll_wait 270 pselect6 271 ppoll 281 epoll_pwait",
@@ -144,9 +143,9 @@ def _by_number(numbers: Array, make: Callable[[int], _Made]) -> list[_Made]:
 def _status(state_and_call: int) -> str:
     state, call = state_and_call >> 16, state_and_call & 0xFFFF
     if state & _stacks.HOLDS:
-        return HOLDS
+        return schema.HOLDS_LOCK
     if state & _stacks.WAITS:
-        return WAITS
+        return schema.WAITS_FOR_LOCK
     if call == 0xFFFF:
         return RUNS
     words = _CALLS.get(platform.machine(), "").split()

@@ -79,13 +79,19 @@ def _of_idle(idle: IdleResult, share: float, span_ns: int, label: str) -> Findin
     most = idle.causes[0]
     subject = {"cause": most.cause, "thread": most.thread or ""}
     subject |= {"range": most.range or "", "line": most.line or ""}
-    values = (
+    busiest = most.busiest
+    if busiest is not None:
+        who = busiest.thread if busiest.thread != most.thread else ""
+        subject |= {"function": str(busiest), "state": busiest.state, "who": who or ""}
+    values: tuple[Quantity, ...] = (
         Quantity("idle", share, "%"),
         Quantity("time", span_ns, "ns"),
         *(counts(gpus=idle.devices) if idle.devices > 1 else ()),
         Quantity("of_it", most.idle_ns / idle.idle_ns, "%"),
         *counts(gaps=most.gaps),
     )
+    if busiest is not None:
+        values += Quantity("seen", busiest.share, "%"), *counts(samples=round(busiest.samples))
     spans = tuple(Shown(label, span) for span in most.spans[:_SPANS])
     return Finding("program.idle", "warning", subject, values, spans)
 

@@ -201,7 +201,8 @@ RULES = {
     ),
     "program.idle": Rule(
         "Nothing ran on the GPU for {idle} of {time}[, the mean of {gpus} GPUs], for {of_it} of "
-        "that: {cause}[ in {range}][ at {line}][ ({thread})]"
+        "that: {cause}[ in {range}][ at {line}][ ({thread})][; of that {seen} in {function}, by "
+        "{samples} samples][: {who} {state}]"
     ),
     "program.busy": Rule(
         "Something ran on the GPU for {busy} of the time[; {share} of the critical path is "

@@ -1,0 +1,203 @@
+"""Sampled stacks: which functions threads were in, and which had Python's lock meanwhile."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from gpuscope._types import Ints
+from gpuscope.trace.columns import codes, combined, rows_of
+from gpuscope.trace.joins import distinct
+from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import thread_names
+from gpuscope.trace.schema import HOLDS_LOCK, WAITS_FOR_LOCK
+from gpuscope.trace.sites import lines_of
+
+_CALLERS = 2
+"""Callers that are named."""
+_SHOWN = 5
+"""Functions of a group of stretches, at most."""
+
+
+@dataclass(frozen=True)
+class HostFunction:
+    """A function that a thread of Python's was in, by samples.
+
+    Attributes
+    ----------
+    share
+        Of the time that was asked for.
+    state
+        What the thread did, such as ``"holds Python's lock"``.
+    function
+        The innermost one of the program's own, and the line that took most; where there is none,
+        a function of a package.
+    callers
+        Functions of the program's own that called it, the innermost first.
+    samples
+        How many samples saw that; one that lies half in the time counts half.
+    """
+
+    share: Annotated[float, "share"]
+    thread: Annotated[str | None, "thread"]
+    state: Annotated[str, "state"]
+    function: Annotated[str, "function"]
+    samples: Annotated[float, "samples"]
+    callers: tuple[str, ...] = field(default=())
+
+    def __str__(self) -> str:
+        return " ← ".join((self.function, *self.callers))
+
+
+class Stretches(NamedTuple):
+    """Stretches of time of threads, in groups that are numbered from 0."""
+
+    thread: Ints
+    begin: Ints
+    end: Ints
+    group: Ints
+
+
+def host_functions(
+    trace: Trace, stretches: Stretches, groups: int
+) -> list[tuple[HostFunction, ...]]:
+    """Say of groups of stretches of time which functions their threads were in.
+
+    Where a thread waited for Python's lock, those are told, too, in which another thread held it.
+
+    Returns
+    -------
+    list
+        Of each group its functions, the one that took most time first; none where no stacks were
+        sampled.
+    """
+    samples = _Samples(trace)
+    if not len(samples.rows):
+        return [()] * groups
+    seen = samples.within(stretches)
+    waiting = samples.is_in(WAITS_FOR_LOCK)[seen.at]
+    holding = samples.is_in(HOLDS_LOCK)
+    parts = [seen]
+    for thread in distinct(samples.owner[holding]).tolist():
+        held_up = waiting & (samples.owner[seen.at] != thread)
+        count = int(held_up.sum())
+        by_others = Stretches(
+            np.full(count, thread), seen.begin[held_up], seen.end[held_up], seen.group[held_up]
+        )
+        holders = samples.within(by_others)
+        parts.append(_Seen(*(values[holding[holders.at]] for values in holders)))
+    every = _Seen(*map(np.concatenate, zip(*parts, strict=True)))
+    whole_ns = np.bincount(
+        stretches.group, weights=stretches.end - stretches.begin, minlength=groups
+    )
+    return samples.told(every, whole_ns)
+
+
+class _Seen(NamedTuple):
+    """Pieces of stretches: the group, the row among the samples, begin and end."""
+
+    group: Ints
+    at: Ints
+    begin: Ints
+    end: Ints
+
+
+class _Samples:
+    """The rows of stacks of a trace, by thread and time; those of a thread are apart."""
+
+    def __init__(self, trace: Trace) -> None:
+        self._trace = trace
+        rows = rows_of(trace, "stack")
+        owner, starts = trace.array("thread", fill=-1)[rows], trace.array("start_ns")[rows]
+        order = np.lexsort((starts, owner))
+        self.rows, self.owner, self._starts = rows[order], owner[order], starts[order]
+        self._ends = trace.array("end_ns", fill=0)[self.rows]
+
+    def is_in(self, state: str) -> Ints:
+        """Return sample → whether its thread was in this state."""
+        code, states = codes(self._trace.spans.column("status"))
+        return np.array([text == state for text in states])[code[self.rows]]
+
+    def within(self, stretches: Stretches) -> _Seen:
+        """Cut the samples of the stretches' threads to the stretches."""
+        pieces = [_Seen(*[np.zeros(0, np.int64)] * 4)]
+        for thread in distinct(stretches.thread).tolist():
+            first, behind = np.searchsorted(self.owner, [thread, thread + 1]).tolist()
+            of_thread = np.flatnonzero(stretches.thread == thread)
+            begin, end = stretches.begin[of_thread], stretches.end[of_thread]
+            low = self._ends[first:behind].searchsorted(begin, "right")
+            high = self._starts[first:behind].searchsorted(end)
+            count = np.maximum(high - low, 0)
+            which = np.repeat(np.arange(len(of_thread)), count)
+            within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+            at = first + low[which] + within
+            since = np.maximum(self._starts[at], begin[which])
+            until = np.minimum(self._ends[at], end[which])
+            pieces.append(_Seen(stretches.group[of_thread][which], at, since, until))
+        return _Seen(*map(np.concatenate, zip(*pieces, strict=True)))
+
+    def told(self, seen: _Seen, whole_ns: Ints) -> list[tuple[HostFunction, ...]]:
+        """Return the functions of each group, whose stretches last ``whole_ns`` in all."""
+        trace, row = self._trace, self.rows[seen.at]
+        site, sites = codes(trace.spans.column("site"))
+        name, names = codes(trace.spans.column("name"))
+        status, states = codes(trace.spans.column("status"))
+        columns = seen.group, self.owner[seen.at], status[row], site[row], name[row]
+        first, code = combined(*columns)
+        lasted_ns = seen.end - seen.begin
+        took_ns = np.bincount(code, weights=lasted_ns, minlength=len(first))
+        values = trace.spans.column("value").cast(pa.float64())
+        counted = np.asarray(pc.fill_null(values, 0.0))
+        part = lasted_ns / np.maximum(self._ends[seen.at] - self._starts[seen.at], 1)
+        weight = counted[row] * part
+        samples = np.bincount(code, weights=weight, minlength=len(first))
+        totals: list[dict[_Key, _Total]] = [{} for _ in whole_ns]
+        for number in np.argsort(-took_ns, kind="stable").tolist():
+            group, thread, state, of_site, of_name = (
+                int(column[first[number]]) for column in columns
+            )
+            lines = lines_of(sites[of_site])
+            function = lines[0][::2] if lines else (str(names[of_name]),)
+            callers = tuple(line.function for line in lines[1 : 1 + _CALLERS])
+            key = _Key(thread, str(states[state]), function, callers)
+            text = str(lines[0]) if lines else function[0]  # the line that took most comes first
+            total = totals[group].setdefault(key, _Total(text))
+            total.ns += took_ns[number]
+            total.samples += samples[number]
+        called = thread_names(trace)
+        return [
+            tuple(
+                HostFunction(
+                    share=total.ns / max(whole_ns[group], 1),
+                    thread=called.get(key.thread),
+                    state=key.state,
+                    function=total.text,
+                    samples=total.samples,
+                    callers=key.callers,
+                )
+                for key, total in sorted(of.items(), key=lambda item: -item[1].ns)[:_SHOWN]
+            )
+            for group, of in enumerate(totals)
+        ]
+
+
+class _Key(NamedTuple):
+    """What functions are told apart by; ``function`` has its file where that is known."""
+
+    thread: int
+    state: str
+    function: tuple[str, ...]
+    callers: tuple[str, ...]
+
+
+@dataclass
+class _Total:
+    """What a function comes to."""
+
+    text: str
+    ns: float = 0.0
+    samples: float = 0.0

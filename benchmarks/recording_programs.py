@@ -181,6 +181,11 @@ def commands(
         "nothing": ([], [], None),
         CALLED["CUPTI"]: ([], ["CUPTI"], None),
         "gpuscope record": (ours, [], trace),
+        "gpuscope record --no-samples": (
+            [*ours[:-1], str(folder / "without.parquet"), "--no-samples"],
+            [],
+            folder / "without.parquet",
+        ),
     }
     for mode in ("CUPTI, whole graphs", "CUPTI, whole graphs, API calls") if with_graphs else ():
         found[CALLED[mode]] = [], [mode], None
@@ -256,12 +261,12 @@ def main() -> None:
                 table(new)
                 rows += new
         if "once" in only and program != "mm":
-            new = list(whole_processes(program, 4 * asked.seconds, max(3, asked.rounds // 2)))
+            new = list(whole_processes(program, 4 * asked.seconds, max(1, asked.rounds // 2)))
             table(new)
             rows += new
-    gpu = gs.open_device("cuda:0", quiet=True)
-    command = " ".join(["python benchmarks/recording_programs.py", *sys.argv[1:]])
-    write(asked.out, command, gpu.info.name, rows, driver=gpu.info.driver)
+        info = gs.open_device("cuda:0", quiet=True).info
+        command = " ".join(["python benchmarks/recording_programs.py", *sys.argv[1:]])
+        write(asked.out, command, info.name, rows, driver=info.driver)  # by now
 
 
 if __name__ == "__main__":

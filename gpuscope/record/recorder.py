@@ -368,6 +368,7 @@ class Recording:
         with self._reading.lock:
             if (journal := self._reading.journal) is not None:
                 journal.advance(metadata)
+                self._reading.stacks.take()
                 self._calls.note_ended(journal)
 
     @property

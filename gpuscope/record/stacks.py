@@ -202,15 +202,17 @@ class StackSampler:
         if self._counts is None or self._over.is_set():
             return
         _stacks.end()
-        self._take()
+        self.take()
         self._over.set()
 
     def _loop(self) -> None:
         while not self._over.wait(_EVERY_S):
-            self._take()
+            self.take()
 
-    def _take(self) -> None:
-        """Take what C has seen."""
+    def take(self) -> None:
+        """Take what C has seen, into the journal, too."""
+        if self._counts is None or self._over.is_set():
+            return
         threads = [t.native_id for t in threading.enumerate() if t.name.startswith("gpuscope ")]
         with self._lock:
             self._own.update(filter(None, threads))
@@ -245,8 +247,7 @@ class StackSampler:
 
     def begin_reading(self) -> Callable[[], None]:
         """Take in what was seen; returns what undoes all that draining it does next."""
-        if self._counts is not None and not self._over.is_set():
-            self._take()
+        self.take()
         move(self._new, self._taken)
         return together(keep(self, "_taken"), self._rows.keep())
 

@@ -36,7 +36,9 @@ def look(seen):
     """Look at all threads; note what is told of this one, and what is true."""
     assert fastpath.look_once() == 0
     true = expected(2)
-    (run,) = (run for run in _stacks.runs(_stacks.take()) if run.thread == threading.get_native_id())
+    (run,) = (
+        run for run in _stacks.runs(_stacks.take()) if run.thread == threading.get_native_id()
+    )
     seen.append((run, _stacks.lines(run.stack), true))
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from facts import row, write
 
 import gpuscope as gs
+from gpuscope.trace import Trace
 
 AT_FAULT = {
     "keyword_spotter": ("log_mel", "collate"),
@@ -29,7 +30,7 @@ AT_FAULT = {
 ROWS = 2
 
 
-def recorded(program: Path, hertz: int, folder: Path) -> gs.Trace:
+def recorded(program: Path, hertz: int, folder: Path) -> Trace:
     """Run a program under a recording and return its trace."""
     out = folder / program.stem
     command = [sys.executable, "-m", "gpuscope.cli", "record", "--no-report", "--sample"]
@@ -43,7 +44,7 @@ def recorded(program: Path, hertz: int, folder: Path) -> gs.Trace:
     return gs.load_trace(traces[0])
 
 
-def judged(name: str, trace: gs.Trace) -> dict:
+def judged(name: str, trace: Trace) -> dict:
     """Return a row for one program, and print its idle table."""
     idle = gs.analysis.idle_causes(trace)
     first = []
@@ -55,7 +56,8 @@ def judged(name: str, trace: gs.Trace) -> dict:
             first.append(function.function.rpartition(" in ")[2].rpartition(".")[2])
     found = [function for function in AT_FAULT[name] if function in first]
     sampling = trace.metadata.sampling
-    assert sampling is not None, trace.metadata.notes
+    if sampling is None:
+        raise SystemExit(f"{name}: {trace.metadata.notes}")
     facts = {
         name: getattr(sampling, name)
         for name in ("samples", "torn", "cut", "unread", "late", "lost")

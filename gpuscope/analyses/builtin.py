@@ -53,6 +53,15 @@ def latencies(traces: Mapping[str, Trace]) -> Figures:
     yield from latencies_of(traces, sorted(calls, key=calls.__getitem__, reverse=True))
 
 
+def of_the_host(traces: Mapping[str, Trace]) -> Figures:
+    """Yield flame graphs of the traces whose stacks were sampled."""
+    from gpuscope import figures  # noqa: PLC0415 - only who draws needs Plotly
+
+    for trace in traces.values():
+        with contextlib.suppress(MissingEvidence):
+            yield figures.host_times(trace)
+
+
 def latencies_of(traces: Mapping[str, Trace], handles: list[str]) -> Figures:
     """Yield a distribution for each of some handles; the names of those beyond a few."""
     from gpuscope import figures  # noqa: PLC0415 - only who draws needs Plotly
@@ -107,6 +116,13 @@ FIRST = (
         of_programs(analysis.idle_causes),
         _A_PROGRAM,
         findings=of_program,
+    ),
+    Analysis(
+        "host",
+        "What Python did meanwhile",
+        of_programs(analysis.host_times),
+        "samples of stacks",
+        figures=of_the_host,
     ),
     Analysis("help", "What would help", of_programs(help_in_steps), _A_PROGRAM),
     Analysis("path", "Critical path", of_programs(steady_path), _A_PROGRAM),

@@ -41,6 +41,10 @@ from gpuscope.analysis.hazards_analysis import hazards as hazards
 from gpuscope.analysis.help_analysis import Change as Change
 from gpuscope.analysis.help_analysis import HelpResult as HelpResult
 from gpuscope.analysis.help_analysis import what_would_help as what_would_help
+from gpuscope.analysis.host_times_analysis import HostTime as HostTime
+from gpuscope.analysis.host_times_analysis import HostTimesResult as HostTimesResult
+from gpuscope.analysis.host_times_analysis import StackTime as StackTime
+from gpuscope.analysis.host_times_analysis import host_times as host_times
 from gpuscope.analysis.idle_analysis import IdleCause as IdleCause
 from gpuscope.analysis.idle_analysis import IdleResult as IdleResult
 from gpuscope.analysis.idle_analysis import idle_causes as idle_causes
@@ -74,6 +78,7 @@ from gpuscope.analysis.requests_analysis import RequestsResult as RequestsResult
 from gpuscope.analysis.requests_analysis import Served as Served
 from gpuscope.analysis.requests_analysis import requests as requests
 from gpuscope.analysis.result import Result as Result
+from gpuscope.analysis.samples_analysis import HostFunction as HostFunction
 from gpuscope.analysis.settings import Speed as Speed
 from gpuscope.analysis.settings import SweepResult as SweepResult
 from gpuscope.analysis.settings import settings_table as settings_table

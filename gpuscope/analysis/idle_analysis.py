@@ -13,7 +13,7 @@ from gpuscope._text import duration, percent
 from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups, merged
 from gpuscope.analysis.result import Result, about
-from gpuscope.analysis.samples_analysis import HostFunction, Stretches, host_functions
+from gpuscope.analysis.samples_analysis import HostFunction, Stretches, functions_in
 from gpuscope.analysis.steps_analysis import HAND_OVER, steps
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, launch_calls, linked_rows, rows_of
@@ -167,6 +167,20 @@ def idle_causes(trace: Trace, window_ns: tuple[int, int] | None = None) -> IdleR
     >>> idle.idle_ns == sum(cause.idle_ns for cause in idle.causes)
     True
     """
+    low, high = window_of(trace, window_ns)
+    begins, ends, work, devices = gaps_of_gpus(trace, low, high)
+    causes = _causes(trace, begins, ends, work)
+    return IdleResult((low, high), int((ends - begins).sum()), devices, causes, **about(trace))
+
+
+def window_of(trace: Trace, window_ns: tuple[int, int] | None) -> tuple[int, int]:
+    """Return begin and end of the time that counts: that which was given, or the steady time.
+
+    Raises
+    ------
+    MissingEvidence, InvalidArgument
+        As :func:`idle_causes`.
+    """
     if not len(rows_of(trace, *GPU_WORK)):
         raise MissingEvidence(
             "the trace holds no kernel, copy or memset: record with profile() while the GPU works"
@@ -174,13 +188,10 @@ def idle_causes(trace: Trace, window_ns: tuple[int, int] | None = None) -> IdleR
     window = steps(trace).steady_ns if window_ns is None else window_ns
     if [*map(type, window)] != [int, int] or window[0] > window[1]:
         raise InvalidArgument(f"window_ns is a begin and an end in ns, not {window!r}")
-    low, high = window
-    begins, ends, work, devices = _gaps(trace, low, high)
-    causes = _causes(trace, begins, ends, work)
-    return IdleResult((low, high), int((ends - begins).sum()), devices, causes, **about(trace))
+    return window
 
 
-def _gaps(trace: Trace, low: int, high: int) -> tuple[Ints, Ints, Ints, int]:
+def gaps_of_gpus(trace: Trace, low: int, high: int) -> tuple[Ints, Ints, Ints, int]:
     """Return begin and end of each GPU's gaps, the row that ended each or −1, and how many GPUs."""
     rows = rows_of(trace, *GPU_WORK)
     starts = trace.array("start_ns")[rows]
@@ -388,7 +399,7 @@ def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause,
     longest = np.lexsort((-ns, group))
     ids, called = trace.array("id"), thread_names(trace)
     of_host = Stretches(*(column[is_of_host] for column in (thread, begin, end, group)))
-    functions = host_functions(trace, of_host, len(first))
+    functions = functions_in(trace, of_host, len(first))
     causes = []
     for at in np.argsort(-idle_ns, kind="stable").tolist():
         ended_by = work[gap[longest[groups.first[at] : groups.first[at + 1]][:_SHOWN]]]

@@ -62,9 +62,7 @@ class Stretches(NamedTuple):
     group: Ints
 
 
-def host_functions(
-    trace: Trace, stretches: Stretches, groups: int
-) -> list[tuple[HostFunction, ...]]:
+def functions_in(trace: Trace, stretches: Stretches, groups: int) -> list[tuple[HostFunction, ...]]:
     """Say of groups of stretches of time which functions their threads were in.
 
     Where a thread waited for Python's lock, those are told, too, in which another thread held it.

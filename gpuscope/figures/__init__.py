@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gpuscope.comparing.choice_figure import tuning as tuning
     from gpuscope.comparing.figure import compared as compared
     from gpuscope.figures.confinement_figure import confinement as confinement
+    from gpuscope.figures.host_figure import host_times as host_times
     from gpuscope.figures.latency_figure import latency as latency
     from gpuscope.timeline.sm_map_figure import sm_map as sm_map
     from gpuscope.timeline.timeline_figure import timeline as timeline

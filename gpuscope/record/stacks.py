@@ -38,9 +38,6 @@ _RUN = np.dtype(
     ]
 )
 """As of :class:`~gpuscope._stacks.StackRun`."""
-RUNS, IN_CALL = "runs without Python's lock", "in system call "
-UNKNOWN = "is without Python's lock"
-"""What a thread did that neither held the lock nor waited for it; the third where the system does not say which."""
 _CALLS = {
     "x86_64": "0 read 1 write 7 poll 16 ioctl 23 select 35 nanosleep 45 recvfrom 61 wait4 "
     "202 futex 230 clock_nanosleep 232 epoll_wait 270 pselect6 271 ppoll 281 epoll_pwait",
@@ -148,10 +145,10 @@ def _status(state_and_call: int) -> str:
     if state & _stacks.WAITS:
         return schema.WAITS_FOR_LOCK
     if call == 0xFFFF:
-        return RUNS if state & _stacks.ON_CPU else UNKNOWN
+        return schema.RUNS if state & _stacks.ON_CPU else schema.WITHOUT_LOCK
     words = _CALLS.get(platform.machine(), "").split()
     names = dict(zip(words[::2], words[1::2], strict=True))
-    return IN_CALL + names.get(str(call), str(call))
+    return schema.IN_CALL + names.get(str(call), str(call))
 
 
 def _marked(state: int) -> str | None:

@@ -91,8 +91,10 @@ devices tell. ``scope``: a part of a thread block, as one of its warps went thro
 a graph's launch that a foreign recorder took as a whole, from the start of its first work to the
 end of its last. ``stack``: that of a thread of Python's, for as long as samples told the same."""
 HOLDS_LOCK, WAITS_FOR_LOCK = "holds Python's lock", "waits for Python's lock"
-"""What threads whose stacks were sampled did, in the column ``status``; or they ran without it, or
-were in a system call."""
+RUNS, WITHOUT_LOCK = "runs without Python's lock", "is without Python's lock"
+IN_CALL = "in system call "
+"""What a thread did whose stack was sampled, in the column ``status``: behind the last the name or
+number of the call; the one before where the system does not say whether it runs."""
 GPU_WORK = ("kernel", "memcpy", "memset", "graph")
 """The kinds that keep a GPU busy; a graph's launch recorded as a whole stands for its work."""
 _COPIES = "HtoD DtoH HtoA AtoH AtoA AtoD DtoA DtoD HtoH PtoP"

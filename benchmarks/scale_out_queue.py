@@ -13,6 +13,7 @@ workers, the network, points that differ in length.
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import heapq
 import json
 import os
@@ -163,7 +164,10 @@ def main() -> None:
         for point_s in POINT_S
     }
     facts = {
-        "tasks": asked.tasks, "load_before": round(load, 1), "cores": os.cpu_count(),
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "command": f"python benchmarks/scale_out_queue.py --tasks {asked.tasks}",
+        "machine": platform.machine(), "tasks": asked.tasks,
+        "load_before": round(load, 1), "cores": os.cpu_count(),
         "python": platform.python_version(), "dask": distributed.__version__,
         "us": {name: round(1e6 * one) for name, one in asdict(times).items()},
         "most_points_per_s": round(1 / max(times.schedule_s, times.submit_s + times.take_s)),

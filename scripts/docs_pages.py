@@ -894,13 +894,14 @@ def queue_table(facts: dict[str, Any]) -> list[str]:
     told = (
         f"For each point, the asking process takes {us['submit_s']} µs to submit it and "
         f"{us['take_s']} µs to take and save its result; Dask's scheduler takes "
-        f"{us['schedule_s']} µs (CPU times of {facts['tasks']:,} tasks that do nothing, "
-        f"{facts['cores']} cores, Dask {facts['dask']})."
+        f"{us['schedule_s']:,} µs (CPU times of {facts['tasks']:,} tasks that do nothing, on "
+        f"{facts['cores']} cores, Dask {facts['dask']}, {facts['date']}, `{facts['command']}`)."
     )
+    asking = us["submit_s"] + us["take_s"] > us["schedule_s"]
     limit = (
-        f"The asking process limits: it takes {most} points a second at most. With N workers, "
-        f"points should take N / {most} s or more; a job array (`--shard`) has an asking process "
-        "in each job, and no such limit."
+        f"{'The asking process' if asking else 'The scheduler'} limits: it takes {most} points a "
+        f"second at most. With N workers, points should take N / {most} s or more; a job array "
+        "(`--shard`) has an asking process in each job, no scheduler, and no such limit."
     )
     return [
         told,

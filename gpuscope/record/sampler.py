@@ -15,7 +15,7 @@ from gpuscope.record.rows import Rows, keep, move, reading_row
 from gpuscope.trace.gpu_states import POWER, REASONS, SM_CLOCK, GpuStateFacts, mask_of
 
 EVERY_S = 0.1
-"""Between readings: NVML averages power over longer, and a reading takes about 35 µs of a GPU."""
+"""Between readings: NVML averages power over longer, and a reading takes some 4 µs of a GPU."""
 _PATIENCE_S = 1.0
 _LOOK_AGAIN = 10
 """Readings between two looks for GPUs that a program has begun to use."""

@@ -72,8 +72,7 @@ class PointTable:
     Raises
     ------
     GpuscopeError
-        The folder holds measurements of another experiment, of other parameters or another
-        device, or cannot be used.
+        The folder cannot be used.
     """
 
     def __init__(
@@ -104,8 +103,6 @@ class PointTable:
             make_folder(self._folder)
         self._has_asked = False
         self._unsaved: list[MeasuredPoint] = []
-        self.finished = self.all().finished
-        """Numbers of the points that need not be measured, or not again."""
 
     def add(self, point: MeasuredPoint) -> None:
         """Append what came of a point."""
@@ -124,8 +121,6 @@ class PointTable:
                     f"cannot save point {point.number} in {self._folder.name!r}: {error}. The same "
                     "call goes on from what is there"
                 ) from error
-        if point.is_finished:
-            self.finished.add(point.number)
 
     def _append(self, path: Path, point: MeasuredPoint) -> None:
         line = msgspec.json.encode(_Line(self._name, point=point)) + b"\n"
@@ -139,7 +134,14 @@ class PointTable:
         self._has_asked = True
 
     def all(self) -> SavedPoints:
-        """Return all points: those of this process, and what is in the folder by now."""
+        """Return all points: those of this process, and what is in the folder by now.
+
+        Raises
+        ------
+        GpuscopeError
+            The folder holds measurements of another experiment, of other parameters or another
+            device, or cannot be read.
+        """
         if self._folder is None:
             return SavedPoints(self.facts, self._unsaved)
         wanted = json.loads(json.dumps(self.facts))

@@ -164,7 +164,7 @@ class Search:
         return f"turn {turn}", {
             row_number: self._planned(number, turn)
             for row_number, number in numbers.items()
-            if row_number not in self.measured.finished
+            if not _is_finished(row_number, self.points)
         }
 
     def _keep(self, row_number: int, made: MeasuredPoint | GpuscopeError) -> None:
@@ -191,7 +191,7 @@ class Search:
         if self.forecast is None or self.forecaster is None:
             return
         self.stand_ins = self.forecaster.prepare(self.folder, self.stop)
-        todo = [number for number in self.able if number not in self.forecast.finished]
+        todo = [number for number in self.able if not _is_finished(number, self.forecast_points)]
         for number in todo:
             candidate = self.candidates[number]
             make = partial(point_of, number, candidate.point)
@@ -333,6 +333,10 @@ class Search:
             provenance="; ".join(origins),
             incomplete="; ".join(missing),
         )
+
+
+def _is_finished(number: int, points: Mapping[int, MeasuredPoint]) -> bool:
+    return number in points and points[number].is_finished
 
 
 def _why(goal: Goal) -> str:

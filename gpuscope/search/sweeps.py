@@ -140,9 +140,10 @@ def sweep(
         same = runs_on.info if measured_on is None else None
         table = PointTable(_PREFIX, described, values, same, path, reference=measured_on)
         references = _References(measured_on, path)
-        _check_inside(table.finished, len(points), path)
+        finished = table.all().finished
+        _check_inside(finished, len(points), path)
         wanted = range(len(points))[part]
-        todo = [number for number in wanted if number not in table.finished]
+        todo = [number for number in wanted if number not in finished]
 
         def keep(number: int, made: MeasuredPoint | GpuscopeError) -> None:
             if number < 0:
@@ -301,6 +302,7 @@ class _References:
         self._points: PointTable | None = None
         if experiment is not None:
             self._points = PointTable(_REFERENCE, experiment, {}, None, path)
+            self._points.all()  # refuses another reference before anything runs
 
     def plan(self, when: str) -> dict[int, Plan[MeasuredPoint]]:
         """Return what each process measures once on each GPU; nothing without a reference."""

@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from gpuscope._plugins import ROOMS
+from gpuscope.cli.commands import LESSONS
 
 ROOT = Path(__file__).resolve().parents[3]
 GONE = ("simulator", "races")
@@ -114,6 +116,34 @@ def test_a_command_of_a_room_says_that_it_is_missing(core):
     assert done.returncode == 2
     assert "the command 'calibrate' needs gpuscope.simulator" in done.stderr
     assert "calibrate" in python(core, "-m", "gpuscope.cli", "--help").stdout
+
+
+def lessons_commands() -> set[str]:
+    project = tomllib.loads((ROOT / "lessons" / "pyproject.toml").read_text())["project"]
+    return {*project["entry-points"]["gpuscope.commands"]}
+
+
+def test_the_commands_of_the_lessons_are_those_that_they_declare():
+    assert set(LESSONS) == lessons_commands()
+
+
+@pytest.mark.parametrize("name", sorted(lessons_commands()))
+def test_a_command_of_the_lessons_says_how_to_install_them(core, name):
+    program = """
+import sys
+from importlib import metadata
+sys.modules["gpuscope_lessons"] = None
+metadata.entry_points = lambda **_: ()
+from gpuscope.cli import main
+main()
+"""
+    done = python(core, "-c", program, name, "folder", "--out", "grades.csv")
+    assert done.returncode == 2, done
+    assert "gpuscope-lessons" in done.stderr
+    assert "pip install 'gpuscope[lessons]'" in done.stderr
+    shown = python(core, "-c", program, "--help").stdout
+    assert f"{name!r} needs the package gpuscope-lessons" in shown
+    assert "gpuscope[lessons]" in shown
 
 
 def test_what_the_lessons_had_says_how_to_install_them(core):

@@ -15,6 +15,7 @@ import gpuscope as gs
 from gpuscope.comparing.effects import effect
 from gpuscope.comparing.tunings import left, recommended
 from gpuscope.search import candidates, series
+from gpuscope.search.point_table import POINTS
 from gpuscope.simulator.forecast import stand_ins
 
 GEMM = {"kind": "gemm", "m": 2048, "n": 2048, "k": 2048}
@@ -260,6 +261,16 @@ def test_the_folder_of_another_tuning_stays_as_it_is(gpu, tmp_path):
     gs.tune(described(), few, RATE, None, gpu, repeats=3, path=tmp_path)
     with pytest.raises(gs.errors.GpuscopeError, match="seed is 0 there, 5 now"):
         gs.tune(described(seed=5), few, RATE, None, gpu, repeats=3, path=tmp_path)
+
+
+def test_the_folder_is_read_once_for_each_of_its_tables(gpu, tmp_path):
+    few = {"partitions.prefill": [32, 64]}
+    gs.tune(described(), few, RATE, None, gpu, repeats=3, path=tmp_path)
+    with (tmp_path / POINTS).open("a") as file:
+        file.write("damaged\n")
+    with pytest.warns(UserWarning, match="1 of .* lines") as warned:  # each reading warns
+        gs.tune(described(), few, RATE, None, gpu, repeats=3, path=tmp_path)
+    assert len(warned) == 2
 
 
 def test_a_size_that_cannot_be_granted_is_refused_alone(gpu):

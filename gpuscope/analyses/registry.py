@@ -34,7 +34,7 @@ def known_analyses() -> tuple[Analysis, ...]:
     --------
     >>> from gpuscope.analyses import known_analyses
     >>> [known.name for known in known_analyses()][:3]
-    ['idle', 'help', 'path']
+    ['idle', 'host', 'help']
     """
     plugged = (
         replace(analysis, origin=f"the package {_PLUGINS.package(name)!r}")

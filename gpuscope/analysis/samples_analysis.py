@@ -135,7 +135,8 @@ class _Samples:
             at = first + low[which] + within
             since = np.maximum(self._starts[at], begin[which])
             until = np.minimum(self._ends[at], end[which])
-            pieces.append(_Seen(stretches.group[of_thread][which], at, since, until))
+            piece = _Seen(stretches.group[of_thread][which], at, since, until)
+            pieces.append(_Seen(*(values[until > since] for values in piece)))
         return _Seen(*map(np.concatenate, zip(*pieces, strict=True)))
 
     def told(self, seen: _Seen, whole_ns: Ints) -> list[tuple[HostFunction, ...]]:

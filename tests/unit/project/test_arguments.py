@@ -202,6 +202,7 @@ def targets_of_device(gpu: Device) -> dict[str, Target]:
         "profile": (entering(gs.profile), {
             "device": gpu, "source": "auto", "detail": "launches", "launch_ids": True,
             "memory_limit": 1 << 20, "wait": True, "live": False, "keep": None, "hazards": False, "stacks": True, "graphs": "nodes",
+            "sample": 0,
         }),
     }  # fmt: skip
     if gpu.capabilities.partitions:
@@ -377,6 +378,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
             "trace": trace, "by": "stream", "min_ns": 0, "whole": False,
         }),
         "analysis.idle_sms": (analysis.idle_sms, {"trace": inside}),
+        "analysis.host_times": (analysis.host_times, {"trace": trace, "window_ns": None}),
         "analysis.idle_causes": (analysis.idle_causes, {"trace": trace, "window_ns": None}),
         "analysis.steps": (analysis.steps, {"trace": trace}),
         "analysis.latency": (analysis.latency, {"trace": trace}),
@@ -409,6 +411,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "Command.parse": (gs.judging.Command.parse, {"text": "train.py", "folder": None}),
         "DiffResult.split": (gs.diff(trace, trace).split, {"workload": "w"}),
         "figures.confinement": (figures.confinement, {"judged": trace}),
+        "figures.host_times": (figures.host_times, {"judged": trace}),
         "figures.interference": (figures.interference, {"result": shares}),
         "figures.latency": (figures.latency, {"traces": run, "handle": "w"}),
         "figures.sm_map": (figures.sm_map, {

@@ -116,6 +116,17 @@ def with_a_block(trace: Trace) -> Trace:
     )
 
 
+def with_a_stack(trace: Trace) -> Trace:
+    """The same rows, and a sampled stack as long as all of them."""
+    begin, end = trace.array("start_ns").min(), trace.array("end_ns", fill=0).max()
+    stack = {"id": 1 << 60, "kind": "stack", "name": "f", "start_ns": int(begin),
+             "end_ns": int(end), "thread": 7, "value": 1.0, "source": "host"}  # fmt: skip
+    stack = Trace.from_columns({name: [value] for name, value in stack.items()}).spans
+    return Trace(
+        schema.concat([trace.spans, stack], schema.SPAN_TYPES), trace.edges, trace.metadata
+    )
+
+
 def plain(text: str) -> str:
     """What people read of HTML, or of Plotly's."""
     text = text.replace("\\u003c", "<").replace("\\u003e", ">")
@@ -179,6 +190,7 @@ ANALYSES = {
     "critical_path": lambda run, trace: analysis.critical_path(trace),
     "gaps": lambda run, trace: analysis.gaps(trace),
     "hazards": lambda run, trace: analysis.hazards(looked_for_hazards(trace)),
+    "host_times": lambda run, trace: analysis.host_times(with_a_stack(trace)),
     "idle_causes": lambda run, trace: analysis.idle_causes(trace),
     "idle_sms": lambda run, trace: analysis.idle_sms(with_a_block(trace)),
     "launch_sites": lambda run, trace: analysis.launch_sites(trace),
@@ -259,6 +271,7 @@ def test_results_of_several_recordings_say_it(name, run, broken, check, monkeypa
 FIGURES = {
     "compared": lambda run, trace: gs.compare(trace, trace).figure(),
     "confinement": lambda run, trace: figures.confinement(trace),
+    "host_times": lambda run, trace: figures.host_times(with_a_stack(trace)),
     "interference": None,  # of SERIES
     "tuning": None,
     "latency": lambda run, trace: figures.latency(run, "small"),

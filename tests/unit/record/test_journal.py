@@ -6,7 +6,9 @@ import contextlib
 import errno
 import itertools
 import os
+import time
 import warnings
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,8 +16,10 @@ import numpy as np
 import pytest
 from fake_cupti import BUFFER_BYTES, LAUNCH, STREAM_SYNC, STREAM_WAIT, World, recorded
 from interrupting import Interrupt
+from patience import PATIENCE_S
 
 import gpuscope as gs
+from gpuscope import _stacks
 from gpuscope.errors import TraceFormatError
 from gpuscope.experiments import processes
 from gpuscope.experiments.recorded import RecordingOrder
@@ -59,6 +63,7 @@ def begun(world, path, **options):
 
 
 events = itertools.count(1000)
+OF_STACKS = ("start_ns", "name", "site", "payload", "status", "thread", "process")
 
 
 def theirs(world, count=200, *, waits=False):
@@ -197,6 +202,29 @@ def test_whole_graphs_are_read_in_another_process_as_in_this_one(world, tmp_path
         graphs = trace.where(kind="graph")
         assert graphs.array("graph").tolist() == [17, 18, 17]
         assert graphs.texts("name") == ["graph 17", "graph 18", "graph 17"]
+
+
+@pytest.mark.skipif(bool(_stacks.missing()), reason=_stacks.missing() or "-")
+def test_sampled_stacks_are_read_in_another_process_as_in_this_one(world, tmp_path):
+    recording, _ = begun(world, tmp_path / "a", sample=1000)
+    world.gpu.foreign("k")
+    so_far = [-1]
+    reader = JournalReader(tmp_path / "a")
+    for _ in range(3):
+        before, end = so_far[-1], time.monotonic() + PATIENCE_S
+        while so_far[-1] <= max(before, 0) and time.monotonic() < end:
+            sum(range(100_000))
+            recording.advance()
+            so_far.append(len(reader.read(over=False).where(kind="stack")))
+    again = JournalReader(tmp_path / "a").read(over=True).where(kind="stack")
+    near = recording.stop().where(kind="stack")
+    assert 0 < len(again) <= len(near)
+    far_rows, near_rows = (
+        [tuple(row[name] for name in OF_STACKS) for row in trace.spans.to_pylist()]
+        for trace in (again, near)
+    )
+    assert not Counter(far_rows) - Counter(near_rows)
+    assert again.metadata.sampling is not None
 
 
 def test_a_recorded_program_records_graphs_as_it_was_ordered(world, tmp_path):

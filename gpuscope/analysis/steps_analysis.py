@@ -16,7 +16,7 @@ from gpuscope.analysis.result import Result, Row, about
 from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import REPEATED, kernel_name, range_labels, ranges_in
-from gpuscope.trace.schema import GPU_WORK, LATEST_NS
+from gpuscope.trace.schema import GPU_WORK, LATEST_NS, SAMPLED
 from gpuscope.trace.sites import lines_of
 
 HAND_OVER = re.compile(
@@ -150,7 +150,8 @@ def steps(trace: Trace) -> StepsResult:
 def _steps(trace: Trace) -> StepsResult:
     starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
     begins = [low for low, _ in trace.metadata.windows_ns[:1]]
-    begin = min([int(starts.min(initial=LATEST_NS)), *begins])
+    of_program = np.delete(starts, rows_of(trace, *SAMPLED))
+    begin = min([int(of_program.min(initial=LATEST_NS)), *begins])
     work = rows_of(trace, *GPU_WORK)
     calls, launched = linked_rows(trace.edges, trace.array("id"), "launch")
     calls, at, works = np.unique(calls, return_index=True, return_counts=True)

@@ -56,6 +56,10 @@ class TraceParts:
             return self._of_requests[row]
         if kind in HOST:
             return tuple(host_parts(rows, row))
+        if kind == "stack":
+            raise MissingEvidence(
+                f"row {rows.ids[row]} is a sampled stack: its status says what its thread did"
+            )
         raise MissingEvidence(
             f"row {rows.ids[row]} is a {kind}: it waits for nothing, so nothing explains it"
         )

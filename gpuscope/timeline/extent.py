@@ -6,20 +6,21 @@ import numpy as np
 
 from gpuscope.trace.columns import rows_of
 from gpuscope.trace.model import Trace
+from gpuscope.trace.schema import SAMPLED
 
 
 def default_window_ns(trace: Trace) -> tuple[int, int]:
     """Return the first of several recording windows, else the whole trace.
 
-    Readings of GPUs, which begin and end with the recording, count only where there is nothing
-    else.
+    Readings of GPUs and sampled stacks, which begin and end with the recording, count only where
+    there is nothing else.
     """
     windows = trace.metadata.windows_ns
     if len(windows) > 1:
         return int(windows[0][0]), int(windows[0][1])
-    readings = rows_of(trace, "counter")
-    if 0 < len(readings) < len(trace):
-        trace = trace.where(~np.isin(np.arange(len(trace)), readings))
+    samples = rows_of(trace, *SAMPLED)
+    if 0 < len(samples) < len(trace):
+        trace = trace.where(~np.isin(np.arange(len(trace)), samples))
     return whole_ns(trace)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpuscope._types import Array
 from gpuscope.timeline import style
-from gpuscope.timeline.readings import CLOCK, DOWNLOAD, THROTTLED, UPLOAD
+from gpuscope.timeline.readings import CLOCK, DOWNLOAD, STACK, STATES, THROTTLED, UPLOAD
 from gpuscope.timeline.style import KIND_STYLES
 from gpuscope.timeline.text import clean
 from gpuscope.trace.model import Trace
@@ -37,6 +37,7 @@ LAYOUT = TrackLayout(
         "scope": Group.SM,
         CLOCK: Group.COUNTER,
         THROTTLED: Group.COUNTER,
+        **dict.fromkeys((*STATES, STACK), Group.STACKS),
     },
     {
         Group.RANGES: _ON_HOST,
@@ -47,6 +48,7 @@ LAYOUT = TrackLayout(
         Group.SM: ("process", "device", "sm"),
         Group.COUNTER: ("process", "device"),
         Group.PATH: (),
+        Group.STACKS: _ON_HOST,
     },
 )
 """The tracks of a timeline; other kinds, such as thread blocks, have none."""
@@ -57,6 +59,7 @@ _HOST_LABELS = {
     Group.CALLS: "API calls",
     Group.SYNC: "synchronisation",
     Group.PATH: ON_PATH,
+    Group.STACKS: "sampled stacks",
 }
 
 

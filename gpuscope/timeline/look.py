@@ -15,6 +15,7 @@ from gpuscope.timeline.text import clean
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.timeline.waiting import PartClass
 from gpuscope.timeline.words import OUTSIDE, shared_lines
+from gpuscope.trace.schema import WAITS_FOR_LOCK
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def look(
     how = style.KIND_STYLES[kind]
     name = how.label.partition(",")[0] + (", open" if is_open else "")
     if partition is None:
-        colour = style.SLOWED_COLOUR if kind == THROTTLED else style.HOST_COLOUR
+        is_slowed = kind in (THROTTLED, WAITS_FOR_LOCK)
+        colour = style.SLOWED_COLOUR if is_slowed else style.HOST_COLOUR
     elif stream:
         colour, name = colours[stream], f"{stream_label(stream, 24)}: {name}"
     elif not partition:

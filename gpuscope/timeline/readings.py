@@ -1,4 +1,4 @@
-"""Rows as bars of a track: copies by direction, readings of GPUs by clock, power, throttling."""
+"""Rows as bars of a track: copies by direction, stacks by state, readings by clock and power."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ was throttled, and the other counters of it, whose values the bar tells."""
 UPLOAD, DOWNLOAD = "upload", "download"
 """What stands for the kind ``memcpy`` of copies to the GPU and to the host."""
 _DIRECTIONS = {"HtoD": UPLOAD, "DtoH": DOWNLOAD}
+STACK, SYSTEM_CALL = "stack", schema.IN_CALL.strip()
+STATES = (schema.HOLDS_LOCK, schema.WAITS_FOR_LOCK, schema.RUNS, schema.WITHOUT_LOCK, SYSTEM_CALL)
+"""What stands for the kind ``stack`` of those that say what their thread did."""
 
 
 def as_bars(spans: pa.Table) -> pa.Table:
-    """Return rows with copies by direction, and the first counter of each reading as its bar."""
-    return _readings(_copies(spans))
+    """Return rows with copies by direction, stacks by state, each reading's counters as one bar."""
+    return _readings(_stacks(_copies(spans)))
 
 
 def _copies(spans: pa.Table) -> pa.Table:
@@ -37,6 +40,23 @@ def _copies(spans: pa.Table) -> pa.Table:
     plain = rows[np.array([text == "copy" for text in names], bool)[name[rows]]]
     spans = _changed(spans, "kind", rows, looks[rows].tolist())
     return _changed(spans, "name", plain, looks[plain].tolist()) if len(plain) else spans
+
+
+def state_of(status: object) -> str:
+    """Return which of ``STATES`` a stack's status tells, or that it is a stack."""
+    state = SYSTEM_CALL if str(status).startswith(schema.IN_CALL) else str(status)
+    return state if state in STATES else STACK
+
+
+def _stacks(spans: pa.Table) -> pa.Table:
+    """Return rows with sampled stacks told apart by what their threads did."""
+    code, kinds = codes(spans.column("kind"))
+    rows = np.flatnonzero(np.array([kind == STACK for kind in kinds], bool)[code])
+    if not len(rows):
+        return spans
+    status, statuses = codes(spans.column("status"))
+    states = np.array([state_of(text) for text in statuses], object)
+    return _changed(spans, "kind", rows, states[status[rows]].tolist())
 
 
 def _readings(spans: pa.Table) -> pa.Table:

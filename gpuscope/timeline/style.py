@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from gpuscope.timeline.readings import CLOCK, DOWNLOAD, THROTTLED, UPLOAD
+from gpuscope.timeline.readings import CLOCK, DOWNLOAD, STACK, STATES, THROTTLED, UPLOAD
 from gpuscope.trace.model import Trace
 
 Properties: TypeAlias = dict[str, Any]
@@ -56,6 +56,20 @@ class KindStyle:
     strength: float = 1.0
 
 
+_STACKS = dict(
+    zip(
+        STATES,
+        (
+            KindStyle("holds Python's lock, sampled"),
+            KindStyle("waits for Python's lock, sampled", "/"),
+            KindStyle("runs without Python's lock, sampled", "|", strength=0.65),
+            KindStyle("without Python's lock, sampled", "+", strength=0.45),
+            KindStyle("in a system call, sampled", "o", strength=0.25),
+        ),
+        strict=True,
+    )
+)
+"""Of different strengths, as columns have no pattern."""
 KIND_STYLES = {
     "kernel": KindStyle("kernel"),
     UPLOAD: KindStyle("upload, host to GPU", "/"),
@@ -71,6 +85,8 @@ KIND_STYLES = {
     "sync": KindStyle("synchronisation", "x"),
     "range": KindStyle("range"),
     "mark": KindStyle("mark"),
+    **_STACKS,
+    STACK: KindStyle("stack, sampled", "\\", strength=0.35),
     CLOCK: KindStyle("SM clock, power", strength=0.25),
     THROTTLED: KindStyle("throttled, SM clock and power"),
 }

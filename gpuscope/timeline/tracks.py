@@ -28,6 +28,7 @@ from gpuscope.trace.tracks import Group, TrackKey
 MOST_STREAMS = 16
 """Streams that have colours of their own, where a trace has no partitions."""
 _INSTANTS = ("mark", "event")
+_MOST_SAMPLES = 1 << 32
 _CODED = (
     "kind",
     "name",
@@ -99,7 +100,7 @@ class Tracks:
         nothing = np.zeros(0, np.int64)
         columns = {
             name: Grown(nothing.astype(np.int32 if name in ("track", "group") else np.int64))
-            for name in ("start", "end", "id", "early", "late", "track", "group")
+            for name in ("start", "end", "id", "early", "late", "samples", "track", "group")
         }
         empty = cls(
             Trace.from_columns({}, metadata=trace.metadata),
@@ -248,6 +249,10 @@ class Tracks:
         """Return how much later spans may have started and how much earlier ended, ns."""
         return self._columns["early"].values[rows], self._columns["late"].values[rows]
 
+    def samples(self, rows: Array) -> Array:
+        """Return how many samples told each of some stacks; 0 of other spans."""
+        return self._columns["samples"].values[rows]
+
     def partitions(self) -> set[str]:
         """Return the partitions in which something ran; without any, the streams."""
         names = {bar_class.stream for _, bar_class in self.groups} - {""}
@@ -291,6 +296,7 @@ class Tracks:
             "id": _integers(spans, "id"),
             "early": _integers(spans, "start_uncertainty_ns"),
             "late": _integers(spans, "end_uncertainty_ns"),
+            "samples": _samples(spans, group == Group.STACKS),
         }
         shown = track >= 0
         busy = np.bincount(
@@ -369,6 +375,15 @@ def _integers(spans: pa.Table, name: str) -> Array:
         return np.zeros(len(column), np.int64)
     filled = column.fill_null(0) if column.null_count else column
     return np.asarray(filled.to_numpy(), np.int64)
+
+
+def _samples(spans: pa.Table, is_stack: Array) -> Array:
+    """Return how many samples told each stack, a foreign file's value bounded; 0 of other rows."""
+    column = spans.column("value")
+    if pa.types.is_null(column.type) or not is_stack.any():
+        return np.zeros(len(column), np.int64)
+    values = np.nan_to_num(np.where(is_stack, column.fill_null(0).to_numpy(), 0))
+    return values.clip(0, _MOST_SAMPLES).astype(np.int64)
 
 
 def _escaped(coded: dict[str, Coded], code: dict[str, Array]) -> Array:

@@ -6,11 +6,14 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from gpuscope._columns import MEANINGS
 from gpuscope._text import percent, stream_label
 from gpuscope._types import Array
 from gpuscope.timeline import style
 from gpuscope.timeline.labels import Class, Track, partition_label
+from gpuscope.timeline.readings import STACK, STATES, SYSTEM_CALL
 from gpuscope.timeline.scene import LANES, Scene
 from gpuscope.timeline.text import clean, duration, escape
 from gpuscope.timeline.tracks import Tracks
@@ -20,6 +23,9 @@ from gpuscope.trace.sites import lines_of
 _CHARACTERS = 44_000
 """What the names in a figure may take; with many spans each is cut shorter."""
 _SHORTEST, _LONGEST = 32, 120
+_STACK_LINES = 4
+"""Lines of the program that a tooltip of a stack has."""
+_MARKS = {"torn": "torn: frames moved while they were read", "cut": "cut: frames are left out"}
 OUTSIDE = "ESCAPED"
 """What a tooltip says first of a kernel that ran outside the partition it was intended for."""
 
@@ -82,7 +88,7 @@ def _emphasised(line: tuple[str, bool]) -> str:
 
 
 def tails(scene: Scene) -> tuple[list[list[tuple[str, bool]]], Array]:
-    """Return what tooltips say of stream, intention and status, and which of it each span has.
+    """Return what tooltips say of stream, intention, status and samples, and which each span has.
 
     Returns
     -------
@@ -94,15 +100,37 @@ def tails(scene: Scene) -> tuple[list[list[tuple[str, bool]]], Array]:
     columns = ("partition", "intended_partition", "stream", "status", "source", "site")
     coded = [tracks.coded[name].codes[rows] for name in columns]
     classes, of_class = scene.classed
-    first, number = combined(of_class, *coded)
+    is_stack = np.array([bar_class.kind in (*STATES, STACK) for bar_class in classes], bool)
+    category = tracks.coded["category"]
+    marks = np.where(is_stack[of_class], category.codes[rows], 0)
+    samples = tracks.samples(rows)
+    first, number = combined(of_class, *coded, marks, samples)
     lines = []
     for at in first.tolist():
         bar_class = classes[of_class[at]]
         values = [
             tracks.coded[name].values[codes[at]] for name, codes in zip(columns, coded, strict=True)
         ]
-        lines.append(_tail(tracks, bar_class, values))
+        if is_stack[of_class[at]]:
+            mark = category.values[marks[at]]
+            lines.append(_stack_tail(bar_class, int(samples[at]), mark, values[3], values[5]))
+        else:
+            lines.append(_tail(tracks, bar_class, values))
     return lines, number
+
+
+def _stack_tail(
+    bar_class: Class, samples: int, mark: str | None, status: str | None, site: str | None
+) -> list[tuple[str, bool]]:
+    lines = [f"{samples:,} sample{'s' * (samples != 1)}"]
+    if status is not None and bar_class.kind in (SYSTEM_CALL, STACK):
+        lines.append(clean(status, 60))
+    lines += [clean(_MARKS.get(word, word), 60) for word in (mark or "").split(", ") if word]
+    program = lines_of(site)
+    lines += [f"at {clean(str(line), 80)}" for line in program[:_STACK_LINES]]
+    if len(program) > _STACK_LINES:
+        lines.append(f"and {len(program) - _STACK_LINES} lines more")
+    return [(line, False) for line in lines]
 
 
 def _tail(tracks: Tracks, bar_class: Class, values: list[Any]) -> list[tuple[str, bool]]:

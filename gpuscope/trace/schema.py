@@ -97,6 +97,8 @@ IN_CALL = "in system call "
 number of the call; the one before where the system does not say whether it runs."""
 GPU_WORK = ("kernel", "memcpy", "memset", "graph")
 """The kinds that keep a GPU busy; a graph's launch recorded as a whole stands for its work."""
+SAMPLED = ("counter", "stack")
+"""The kinds that last as long as the recording, whatever the program did."""
 _COPIES = "HtoD DtoH HtoA AtoH AtoA AtoD DtoA DtoD HtoH PtoP"
 COPY_KINDS = ("unknown", *_COPIES.split())
 """Directions of copies as CUPTI numbers them, from 0."""

@@ -116,25 +116,41 @@ def describe(trace: Trace, row: int) -> SpanDetails:
         if span["stream"] is not None:
             where.append(stream_label(named(trace).stream_name(span["stream"]), 60))
         heads.append(", ".join(where))
+    is_stack = span["kind"] == "stack"
+    if is_stack:
+        heads += [clean(span["status"] or "", 60), _samples(span["value"])]
+    in_tables = ("site", "payload") if is_stack else ("site",)
     values = {
         name: _text(name, value)
         for name, value in span.items()
-        if value is not None and name != "site"
+        if value is not None and name not in in_tables
     }
     return {
         "title": clean(plain_names(trace.spans.slice(row, 1))[0].as_py(), 200),
-        "subtitle": " · ".join(heads),
+        "subtitle": " · ".join(filter(None, heads)),
         "why": "",
         "parts": [],
         "total": "",
         "of": "",
         "related": _related(trace, span),
         "columns": [[name, clean(text, 2000)] for name, text in values.items()],
-        "tables": [_source_of(line) for line in lines_of(span["site"])],
+        "tables": _stack_tables(span) if is_stack else [*map(_source_of, lines_of(span["site"]))],
     }
 
 
-def _source_of(line: SiteLine) -> tuple[str, list[tuple[str, str]]]:
+def _samples(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f} sample{'s' * (value != 1)}"
+
+
+def _stack_tables(span: Row) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return the innermost line of the program with its source, and all lines of a stack."""
+    lines = lines_of(span["payload"]) or lines_of(span["site"])
+    rows = [(clean(line.function, 80), clean(f"{line.file}:{line.line}", 120)) for line in lines]
+    program = [_source_of(line, "At") for line in lines_of(span["site"])[:1]]
+    return [*program, ("Stack, the innermost first", rows)] if rows else []
+
+
+def _source_of(line: SiteLine, what: str = "Called at") -> tuple[str, list[tuple[str, str]]]:
     """Return where a call was made, and the source around it where this machine has the file."""
     source = [text.rstrip() for text in linecache.getlines(str(path_of(line.file)))]
     first = max(0, line.line - 1 - _AROUND)
@@ -143,7 +159,7 @@ def _source_of(line: SiteLine) -> tuple[str, list[tuple[str, str]]]:
         (f"{number} →" if number == line.line else str(number), clean(text, 160))
         for number, text in enumerate(around, first + 1)
     ]
-    return f"Called at {clean(str(line), 120)}", numbered
+    return f"{what} {clean(str(line), 120)}", numbered
 
 
 def told_of_span(trace: Trace, span: int, tracks: Tracks, colours: dict[str, str]) -> Properties:

@@ -9,7 +9,7 @@ import random
 import numpy as np
 
 import gpuscope as gs
-from gpuscope.trace import Trace
+from gpuscope.trace import Trace, schema
 from gpuscope.trace.metadata import TraceMetadata
 
 NASTY = (
@@ -17,6 +17,9 @@ NASTY = (
     "\u202egnp.exe", "emoji 🚀", "</td><img src=x onerror=alert(1)>", "nul \x01 control", " ",
     "javascript:alert(1)", "%s %d", "a,b;c", "'; DROP TABLE slice; --",
 )  # fmt: skip
+
+
+STATUSES = ("holds Python's lock", "waits for Python's lock", "in system call read")
 
 
 @functools.cache
@@ -129,12 +132,40 @@ def steps(count=200):
     return Trace.from_columns(spans, edges, metadata)
 
 
+def stacks(process=4711):
+    """Return steps with what samples say of two threads: the one that launches, and a loader."""
+    steps_trace, rng = steps(), random.Random(11)  # noqa: S311 - no secrets
+    begin, end = steps_trace.array("start_ns").min(), steps_trace.array("end_ns").max()
+    rows = []
+    for thread, functions in ((4712, ("step", "launch", "sort")), (4713, ("load", "decode"))):
+        at = int(begin)
+        while at < end:
+            lasts = rng.randrange(50_000, 400_000)
+            depth = rng.randrange(1, 5)
+            lines = [[f"{rng.choice('ab')}.py", line, f"{functions[0]}{line}"]
+                     for line in range(depth)] + [["train.py", 80, "main"]]  # fmt: skip
+            rows.append({
+                "id": 100_000 + len(rows), "kind": "stack", "name": rng.choice(functions),
+                "start_ns": at, "end_ns": at + lasts, "start_uncertainty_ns": 20_000,
+                "end_uncertainty_ns": 20_000, "process": process, "thread": thread,
+                "status": rng.choice(STATUSES), "site": json.dumps(lines[-1:]),
+                "payload": json.dumps(lines), "value": float(rng.randrange(1, 9)),
+                "category": rng.choice([None, "torn", "torn, cut"]), "source": "host",
+            })  # fmt: skip
+            at += lasts
+    spans = schema.table(
+        {name: [row.get(name) for row in rows] for name in schema.SPAN_TYPES}, schema.SPAN_TYPES
+    )
+    both = schema.concat([steps_trace.spans, spans], schema.SPAN_TYPES)
+    return Trace(both, steps_trace.edges, steps_trace.metadata)
+
+
 def whole(seed, rows=400):
     """Return a random trace: overlaps, nests, instants, open rows, odd names, all kinds."""
     rng = random.Random(seed)  # noqa: S311 - no secrets
     base = rng.choice([0, 5, 1_795_000_000_123_456_789])
     kinds = ["kernel", "memcpy", "memset", "sync", "api", "range", "mark", "event", "block",
-             "counter", "handle", "host function"]  # fmt: skip
+             "counter", "handle", "host function", "stack"]  # fmt: skip
     made = []
     for number in range(rows):
         kind = rng.choice(kinds)
@@ -157,13 +188,16 @@ def whole(seed, rows=400):
             "correlation": number + 1 if kind in ("kernel", "api", "memcpy") else None,
             "nbytes": 4096 if kind in ("memcpy", "memset") else None,
             "copy_kind": rng.choice(["HtoD", "DtoH", None]) if kind == "memcpy" else None,
-            "value": rng.choice([1.5, float("nan"), -2e300, None]) if kind == "counter" else None,
+            "value": rng.choice([1.5, float("nan"), -2e300, None]) if kind == "counter"
+            else 3.0 if kind == "stack" else None,
+            "status": rng.choice(STATUSES) if kind == "stack" else None,
+            "site": json.dumps([["a.py", number, "f"]]) if kind == "stack" else None,
             "category": rng.choice([None, "w", "<b>"]) if kind in ("handle", "range") else None,
             "domain": rng.choice([None, "d"]) if kind in ("range", "mark") else None,
             "range_style": rng.choice(["push/pop", "start/end"]) if kind == "range" else None,
             "color": rng.choice([None, 0xFF00FF00]) if kind == "range" else None,
             "payload": rng.choice([None, "3", "2.5", '{"a": [1, "\\n"]}', "no json"])
-            if kind in ("range", "mark") else None,
+            if kind in ("range", "mark") else '[["b.py",1,"g"]]' if kind == "stack" else None,
             "queued_ns": start - 5 if kind == "kernel" else None,
             "launch_config": json.dumps({"grid": [2, 3, 4], "block": [32, 1, 1], "registers": 40,
                                          "shared_memory": 1024})

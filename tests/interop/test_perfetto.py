@@ -88,6 +88,19 @@ def test_program(tmp_path, perfetto):
     assert ["GPU 0 NVIDIA H200 (simulated) · decode (16 SMs)", "d0"] in names
 
 
+def test_sampled_stacks_stand_on_tracks_of_their_own(tmp_path, perfetto):
+    trace = made.stacks()
+    path = gs.export(trace, tmp_path / "run.json", keep_private=True)
+    slices, _, names = check(trace, path, perfetto)
+    tracks = {row[5] for row in slices if row[4] == "stack"}
+    assert len(tracks) == 2
+    assert tracks.isdisjoint(row[5] for row in slices if row[4] != "stack")
+    assert {name for _, name in names} >= {
+        "MainThread · sampled stacks",
+        "thread 4713 · sampled stacks",
+    }
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_anything(tmp_path, perfetto, seed):
     trace = made.whole(seed, rows=1500)

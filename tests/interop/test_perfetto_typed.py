@@ -24,7 +24,7 @@ from gpuscope.trace.facts import RankFacts
 from gpuscope.trace.gpu_states import POWER, SM_CLOCK
 from gpuscope.trace.metadata import TraceMetadata
 
-ON_HOST = ("api", "sync", "range", "mark", "handle", "block", "counter")
+ON_HOST = ("api", "sync", "range", "mark", "handle", "block", "counter", "stack")
 
 
 def is_sample(row):
@@ -163,6 +163,13 @@ def test_random_programs(tmp_path, seed):
 def test_anything(tmp_path, seed):
     trace = made.whole(seed, rows=1500)
     check(trace, export(trace, tmp_path / "any.perfetto-trace"))
+
+
+def test_sampled_stacks(tmp_path):
+    trace = made.stacks()
+    said = check(trace, gs.export(trace, tmp_path / "run.pftrace", keep_private=True))
+    ids = {row["id"] for row in trace.where(kind="stack").spans.to_pylist()}
+    assert ids < said.slices.keys()
 
 
 def test_in_small_chunks(tmp_path, monkeypatch):

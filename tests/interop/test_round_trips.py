@@ -16,6 +16,7 @@ from gpuscope.trace import Trace, schema
 TRACES = {
     "program": made.program,
     "steps": made.steps,
+    "stacks": made.stacks,
     **{f"whole {seed}": lambda seed=seed: made.whole(seed) for seed in range(4)},
 }
 FORMATS = {

@@ -18,9 +18,11 @@ from gpuscope.errors import InvalidArgument
 from gpuscope.simulator.forecast.program import Program, ReplayedWork, StreamPlace
 from gpuscope.simulator.forecast.replay import Replayed
 from gpuscope.simulator.forecast.seen import ends_seen
+from gpuscope.trace.columns import rows_of
 from gpuscope.trace.facts import PartitionFacts, StreamFacts
 from gpuscope.trace.metadata import NO_THREAD
 from gpuscope.trace.model import Trace
+from gpuscope.trace.schema import SAMPLED
 
 Change: TypeAlias = Mapping[str, Any]
 """What becomes of a stream."""
@@ -275,6 +277,7 @@ def as_trace(
         streams=streams,
         windows_ns=_windows(trace, start, end, keep),
         gpu_states=(),
+        sampling=None,
         kept=None,
         clocks={},
         solo={},
@@ -290,6 +293,7 @@ def _windows(trace: Trace, start: Array, end: Array, keep: Array) -> tuple[tuple
     old_start = trace.array("start_ns")
     old_end = np.maximum(old_start, trace.array("end_ns", fill=-1))
     of = np.searchsorted([low for low, _ in windows], old_start, "right") - 1
+    of[rows_of(trace, *SAMPLED)] = -1
     moved: list[tuple[int, int]] = []
     for number, (low, high) in enumerate(windows):
         was = of == number

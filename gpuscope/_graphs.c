@@ -5,7 +5,8 @@
  * instantiated, always with whole graphs on, and a launch of one that was not noted switches them
  * off for good, in CUPTI's callback before the launch. They are switched on by the first instantiation
  * only: before it no graph is known, and other threads may be inside launches that no callback saw
- * begin. Nodes are timed once in a while by having whole graphs off for one launch.
+ * begin. Nodes are timed once in a while by having whole graphs off for a launch that begins while no
+ * other is under way, and until none is: CUPTI crashes where its records change inside a launch.
  *
  * All of it is the process's. CUPTI calls on any thread, with Python's lock or without; the lock here
  * is held while CUPTI switches its records, which asks for no buffer, so for no lock of Python's. */
@@ -28,11 +29,12 @@ static size_t slots, count;
 static int64_t period = -1; /* between two launches whose nodes are timed, ns; 0: none is; -1: all */
 static int is_whole;        /* whether CUPTI's records of whole graphs are on now */
 static int instantiating;   /* calls that are under way, of those that began since `times_begun` */
+static int launching;     /* launches of known graphs that are under way, of those since then */
 static int met_unknown;
 static uint32_t times_begun; /* how often what was known of graphs was forgotten */
 static __thread struct {
     uint32_t correlation, begun;
-} under_way; /* this thread's call that has to be ended: an instantiation, or a launch with its nodes */
+} under_way; /* this thread's call that has to be ended: an instantiation, or a launch */
 
 static Graph *
 slot_of(Graph *table, size_t size, uintptr_t handle)
@@ -104,7 +106,8 @@ graph_call_begins(uint8_t role, const void *arguments, uint32_t correlation, uin
         return;
     pthread_mutex_lock(&lock);
     if (period >= 0 && !(role & LAUNCHES_GRAPH)) {
-        set_whole(1);
+        if (launching == 0)
+            set_whole(1);
         if (is_whole) { /* else it stays unknown */
             instantiating++;
             under_way.correlation = correlation;
@@ -116,12 +119,15 @@ graph_call_begins(uint8_t role, const void *arguments, uint32_t correlation, uin
         Graph *graph = find(handle);
         if (graph == NULL)
             stop_recording_whole();
-        else if (!(role & INSTANTIATES_GRAPH) && period > 0 && instantiating == 0 &&
-                 (graph->timed == 0 || now >= graph->timed + (uint64_t)period)) {
-            set_whole(0);
-            graph->timed = now;
+        else {
+            int is_alone = launching++ == 0 && instantiating == 0;
             under_way.correlation = correlation;
             under_way.begun = times_begun;
+            if (is_alone && !(role & INSTANTIATES_GRAPH) && period > 0 &&
+                (graph->timed == 0 || now >= graph->timed + (uint64_t)period)) {
+                set_whole(0);
+                graph->timed = now;
+            }
         }
     }
     pthread_mutex_unlock(&lock);
@@ -140,7 +146,7 @@ graph_call_ends(uint8_t role, const void *arguments, uint32_t correlation, uint3
         memcpy(&into, arguments, sizeof(into));
         if (returned == 0 && into != NULL && period >= 0)
             add(*into);
-    } else if (under_way.begun == times_begun && period >= 0)
+    } else if (under_way.begun == times_begun && --launching == 0 && period >= 0)
         set_whole(1);
     pthread_mutex_unlock(&lock);
 }
@@ -177,7 +183,7 @@ record_graphs(PyObject *Py_UNUSED(module), PyObject *ns)
         graphs = NULL;
         slots = count = 0;
         times_begun++;
-        instantiating = 0;
+        instantiating = launching = 0;
         __atomic_store_n(&met_unknown, 0, __ATOMIC_RELAXED);
     }
     __atomic_store_n(&period, enable == NULL || met_unknown ? -1 : wanted, __ATOMIC_RELAXED);

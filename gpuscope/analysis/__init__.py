@@ -78,7 +78,7 @@ from gpuscope.analysis.requests_analysis import RequestsResult as RequestsResult
 from gpuscope.analysis.requests_analysis import Served as Served
 from gpuscope.analysis.requests_analysis import requests as requests
 from gpuscope.analysis.result import Result as Result
-from gpuscope.analysis.samples_analysis import HostFunction as HostFunction
+from gpuscope.analysis.samples_analysis import SeenFunction as SeenFunction
 from gpuscope.analysis.settings import Speed as Speed
 from gpuscope.analysis.settings import SweepResult as SweepResult
 from gpuscope.analysis.settings import settings_table as settings_table

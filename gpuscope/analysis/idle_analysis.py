@@ -13,7 +13,7 @@ from gpuscope._text import duration, percent
 from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups, merged
 from gpuscope.analysis.result import Result, about
-from gpuscope.analysis.samples_analysis import HostFunction, Stretches, functions_in
+from gpuscope.analysis.samples_analysis import SeenFunction, Stretches, functions_in
 from gpuscope.analysis.steps_analysis import HAND_OVER, steps
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, launch_calls, linked_rows, rows_of
@@ -81,10 +81,10 @@ class IdleCause:
     gaps: Annotated[int, "gaps"]
     meanwhile: Annotated[str | None, "meanwhile"] = None
     spans: tuple[int, ...] = field(repr=False, default=())
-    functions: tuple[HostFunction, ...] = field(repr=False, default=())
+    functions: tuple[SeenFunction, ...] = field(repr=False, default=())
 
     @property
-    def busiest(self) -> HostFunction | None:
+    def busiest(self) -> SeenFunction | None:
         """What ``meanwhile`` tells of."""
         if not self.functions:
             return None
@@ -408,8 +408,8 @@ def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause,
         where = labels[label[part]] or None, lines[line[part]] or None
         who = called.get(int(thread[part]))
         sums = int(idle_ns[at]), int(gaps[at])
-        found = IdleCause(texts[cause[part]], who, *where, *sums, None, spans, functions[at])
-        causes.append(replace(found, meanwhile=_meanwhile(found)))
+        idle_cause = IdleCause(texts[cause[part]], who, *where, *sums, None, spans, functions[at])
+        causes.append(replace(idle_cause, meanwhile=_meanwhile(idle_cause)))
     return tuple(causes)
 
 

@@ -24,7 +24,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class HostFunction:
+class SeenFunction:
     """A function that a thread of Python's was in, by samples.
 
     Attributes
@@ -62,7 +62,7 @@ class Stretches(NamedTuple):
     group: Ints
 
 
-def functions_in(trace: Trace, stretches: Stretches, groups: int) -> list[tuple[HostFunction, ...]]:
+def functions_in(trace: Trace, stretches: Stretches, groups: int) -> list[tuple[SeenFunction, ...]]:
     """Say of groups of stretches of time which functions their threads were in.
 
     Where a thread waited for Python's lock, those are told, too, in which another thread held it.
@@ -139,7 +139,7 @@ class _Samples:
             pieces.append(_Seen(*(values[until > since] for values in piece)))
         return _Seen(*map(np.concatenate, zip(*pieces, strict=True)))
 
-    def told(self, seen: _Seen, whole_ns: Ints) -> list[tuple[HostFunction, ...]]:
+    def told(self, seen: _Seen, whole_ns: Ints) -> list[tuple[SeenFunction, ...]]:
         """Return the functions of each group, whose stretches last ``whole_ns`` in all."""
         trace, row = self._trace, self.rows[seen.at]
         site, sites = codes(trace.spans.column("site"))
@@ -170,7 +170,7 @@ class _Samples:
         called = thread_names(trace)
         return [
             tuple(
-                HostFunction(
+                SeenFunction(
                     share=total.ns / max(whole_ns[group], 1),
                     thread=called.get(key.thread),
                     state=key.state,

@@ -104,9 +104,9 @@ def _boxes(stacks: tuple[StackTime, ...], field: str) -> list[_Box]:
     for stack in stacks:
         ns = getattr(stack, field)
         path: tuple[str, ...] = ()
-        places = (stack.thread, *(f"{line.function} ({line.file})" for line in stack.lines))
-        for place in places[:_DEEPEST] if ns else ():
-            path = (*path, place)
+        names = (stack.thread, *(f"{line.function} ({line.file})" for line in stack.lines))
+        for name in names[:_DEEPEST] if ns else ():
+            path = (*path, name)
             times_ns[path] = times_ns.get(path, 0.0) + ns
     whole_ns = sum(ns for path, ns in times_ns.items() if len(path) == 1)
     shown = [path for path, ns in times_ns.items() if ns >= _LEAST * whole_ns]

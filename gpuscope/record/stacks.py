@@ -54,9 +54,9 @@ _Made = TypeVar("_Made")
 def texts_of(stack: int) -> StackTexts:
     """Return the texts of a stack of this process."""
     lines, _ = _stacks.lines(stack)
-    own = [line for line in lines if _sites.is_of_program(line.file)]
+    of_program = [line for line in lines if _sites.is_of_program(line.file)]
     function = lines[0].function if lines else "no Python"
-    return StackTexts(function, _sites.text_of(own), _sites.text_of(lines))
+    return StackTexts(function, _sites.text_of(of_program), _sites.text_of(lines))
 
 
 class StackRows:

@@ -31,7 +31,7 @@ WITHOUT_EXAMPLE = {
     "analysis.Evidence": "part of what confinement() returns",
     "analysis.Gap": "part of what gaps() returns",
     "analysis.HandleLatency": "part of what latency() returns",
-    "analysis.HostFunction": "part of what idle_causes() returns",
+    "analysis.SeenFunction": "part of what idle_causes() returns",
     "analysis.HostTime": "part of what host_times() returns",
     "analysis.StackTime": "part of what host_times() returns",
     "analysis.IdleCause": "part of what idle_causes() returns",

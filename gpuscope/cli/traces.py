@@ -84,7 +84,14 @@ def export_command(
             "folder with a file for each."
         ),
     ],
-    force: Force = False,  # noqa: FBT002 - typer's form of a flag
+    *,
+    code: Annotated[
+        bool,
+        typer.Option(
+            "--code/--no-code", help="Keep names of functions and files of the program's code."
+        ),
+    ] = True,
+    force: Force = False,
 ) -> None:
     """Write a trace for another tool; the suffix says which.
 
@@ -97,7 +104,10 @@ def export_command(
     with Progress(console=terminal.stderr, transient=True) as bar:
         task = bar.add_task("writing", total=None)
         export(
-            trace, path, progress=lambda done, total: bar.update(task, completed=done, total=total)
+            trace,
+            path,
+            keep_code=code,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     terminal.say(f"wrote {path}")
 

@@ -14,6 +14,7 @@ from gpuscope.formats.nsight.write import write_sqlite
 from gpuscope.formats.own import simple
 from gpuscope.formats.perfetto.archive import write_archive
 from gpuscope.formats.perfetto.write import write_perfetto
+from gpuscope.formats.stacks import write_folded, write_speedscope
 
 BUILT_IN = (
     Format(
@@ -69,6 +70,18 @@ BUILT_IN = (
         suffixes=(".csv",),
         description="The spans as a table, times as whole ns; without edges and metadata.",
         write=simple.write_csv,
+    ),
+    Format(
+        name="Speedscope JSON",
+        suffixes=(".speedscope.json",),
+        description="Sampled stacks of each Python thread, for speedscope.app.",
+        write=write_speedscope,
+    ),
+    Format(
+        name="Folded stacks",
+        suffixes=(".folded",),
+        description="Sampled stacks as `thread;outer;inner samples`, for flamegraph.pl.",
+        write=write_folded,
     ),
     Format(
         name="HTML report",

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope.trace import schema
+from gpuscope.trace.columns import rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 
@@ -126,6 +127,21 @@ def public(trace: Trace) -> Trace:
         notes=tuple(map(public_text, facts.notes)),
     )
     return Trace(spans, trace.edges, metadata)
+
+
+def without_code(trace: Trace) -> Trace:
+    """Return a trace without names of a program's functions and files: no launch sites, no stacks.
+
+    Rows of stacks stay, with what the thread did: their names are that of their kind.
+    """
+    spans = schema.with_column(trace.spans, "site", pa.nulls(len(trace)))
+    is_stack = np.zeros(len(trace), bool)
+    is_stack[rows_of(trace, "stack")] = True
+    for name, hidden in (("name", "stack"), ("payload", None)) if is_stack.any() else ():
+        column = spans.column(name).cast(pa.string())
+        texts = pc.if_else(pa.array(is_stack), pa.scalar(hidden, pa.string()), column)
+        spans = schema.with_column(spans, name, pc.dictionary_encode(texts))
+    return Trace(spans, trace.edges, trace.metadata)
 
 
 def public_run(run: Run) -> Run:

@@ -13,7 +13,7 @@ from gpuscope._files import make_folder, replacing
 from gpuscope.errors import ExportError
 from gpuscope.formats import registry
 from gpuscope.formats.format import Format
-from gpuscope.formats.private import public, public_run
+from gpuscope.formats.private import public, public_run, without_code
 from gpuscope.formats.progress import Step, steps
 from gpuscope.trace.merging import split
 from gpuscope.trace.model import Trace
@@ -21,13 +21,14 @@ from gpuscope.trace.run import Run
 
 
 @registry.with_table
-@door("path", "merge_into", "keep_private", "progress", "cancel")
+@door("path", "merge_into", "keep_private", "keep_code", "progress", "cancel")
 def export(
     trace: Trace | Run,
     path: str | Path,
     *,
     merge_into: str | Path | None = None,
     keep_private: bool = False,
+    keep_code: bool = True,
     progress: Callable[[int, int], None] | None = None,
     cancel: threading.Event | None = None,
 ) -> Path:
@@ -54,6 +55,8 @@ def export(
         it. The trace's times must be Unix times.
     keep_private
         Keep host names, and folders, passwords and tokens in texts, which are removed by default.
+    keep_code
+        Keep names of the program's functions and files, in launch sites and sampled stacks.
     progress
         Called from this thread with the rows written and the total.
     cancel
@@ -88,6 +91,8 @@ def export(
     'run.json'
     """
     target = Path(path)
+    if not keep_code:
+        trace = without_code(trace) if isinstance(trace, Trace) else _run_without_code(trace)
     whole = next(iter(trace.values())) if isinstance(trace, Run) and len(trace) == 1 else trace
     if isinstance(whole, Trace) and len(whole.metadata.ranks) > 1 and not target.suffix:
         ranks = whole if keep_private else public(whole)
@@ -107,6 +112,11 @@ def export(
         if chosen.merge is not None and report is not None:
             write = partial(chosen.merge, single, report)
     return _written(chosen, write, target, steps(rows, progress, cancel))
+
+
+def _run_without_code(run: Run) -> Run:
+    traces = {name: without_code(trace) for name, trace in run.items()}
+    return Run(traces, run.comparison, run.experiment, run.stopped)
 
 
 def _written(

@@ -299,6 +299,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
         "name_partition": (gs.device.name_partition, {"partition": 0, "name": "decode"}),
         "export": (gs.export, {
             "trace": trace, "path": "a.json.gz", "merge_into": None, "keep_private": False,
+            "keep_code": True,
             "progress": None, "cancel": None,
         }),
         "what_if": (gs.what_if, {

@@ -455,14 +455,19 @@ READ = {
     ".pftrace.zip": archive_texts,
     ".nsys-rep": lambda path: path.read_text("utf-8"),
     ".parquet": lambda path: pq.read_schema(path).metadata[b"gpuscope.incomplete"].decode(),
+    ".speedscope.json": lambda path: json.loads(path.read_text("utf-8"))["name"],
     ".html": lambda path: path.read_text("utf-8").partition("<body>")[2],
 }
 """End of a file's name → what its readers are shown."""
 
 
 @pytest.mark.filterwarnings("ignore:nsys")
-@pytest.mark.parametrize("suffix", [suffix for suffix in SUFFIXES if suffix != ".csv"])
+@pytest.mark.parametrize(
+    "suffix", [suffix for suffix in SUFFIXES if suffix not in (".csv", ".folded")]
+)
 def test_exports_say_it(suffix, trace, check, tmp_path, monkeypatch):
+    if suffix == ".speedscope.json":
+        trace = with_a_stack(trace)
     if suffix == ".nsys-rep":
         fake_nsys(monkeypatch)
     path = gs.export(trace, tmp_path / f"out{suffix}")

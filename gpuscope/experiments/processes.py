@@ -233,13 +233,17 @@ class _Recorder:
         from gpuscope.record.source import Options  # noqa: PLC0415 - as above
 
         order = self.order
+        # A simulated GPU's time is not the threads', and one recording has all of these.
+        recorded = [devices, *(recording.devices for recording in self._recordings.values())]
+        simulated = [any(device.is_simulated for device in of_one) for of_one in recorded]
+        can_sample = not simulated[0] and all(simulated[1:])
         options = Options(
             source,
             order.detail,
             keep_ns=order.keep_ns,
             stacks=order.stacks,
             graphs=order.graphs,
-            sample=order.sample,
+            sample=order.sample if can_sample else 0,
         )
         recording = Recording(devices, options)
         number = self._next

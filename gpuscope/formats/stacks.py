@@ -9,6 +9,7 @@ from typing import NamedTuple, TypedDict
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from gpuscope._types import Ints
 from gpuscope.errors import ExportError
@@ -121,8 +122,8 @@ def _threads(trace: Trace) -> Iterator[_ThreadStacks]:
     stacks = trace.where(kind="stack")
     starts, ends = times(stacks, int(stacks.array("start_ns").min()))
     ends = np.where(ends == OPEN, starts, ends)
-    values = np.nan_to_num(stacks.spans.column("value").fill_null(1).to_numpy(), nan=1)
-    samples = values.clip(0, 1 << 53).astype(np.int64)
+    values = stacks.spans.column("value").cast(pa.float64()).fill_null(1).to_numpy()
+    samples = np.nan_to_num(values, nan=1).clip(0, 1 << 53).astype(np.int64)
     texts = [stacks.texts(name) for name in ("payload", "site", "name")]
     tracks, track = layout(stacks).of(stacks)
     labels = [names(key._replace(group=Group.THREAD), trace) for key in tracks]

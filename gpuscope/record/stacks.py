@@ -93,8 +93,10 @@ class StackRows:
         follows = np.r_[runs["thread"][1:] == runs["thread"][:-1], False]
         apart = np.where(follows, np.r_[first[1:], 0] - last, 0)
         is_near = follows & (apart <= 2 * _REACH * self._period_ns)
-        ends = last + np.where(is_near, apart // 2, self._period_ns // 2)
-        begins = first - self._period_ns // 2
+        # Before a thread's first sample, and behind its last, the recording may not have been on.
+        ends = last + np.where(is_near, apart // 2, np.where(follows, self._period_ns // 2, 0))
+        begins = first.copy()
+        begins[1:] -= np.where(follows[:-1], self._period_ns // 2, 0)
         begins[1:] = np.where(is_near[:-1], ends[:-1], begins[1:])
         was_held = order < len(self._held)
         begins[was_held] = self._begins[order[was_held]]

@@ -11,6 +11,7 @@ import pytest
 from interrupting import Interrupt
 
 import gpuscope as gs
+from gpuscope import _stacks
 from gpuscope._resource_limits import raised_limits
 from gpuscope.experiments import processes
 from gpuscope.experiments.recorded import RecordingOrder
@@ -82,3 +83,27 @@ def test_limits_that_a_program_lowered_do_not_keep_its_trace_from_being_written(
         assert resource.getrlimit(which) == lowered
     finally:
         resource.setrlimit(which, before)
+
+
+@pytest.mark.skipif(bool(_stacks.missing()), reason=_stacks.missing() or "-")
+@pytest.mark.parametrize(
+    ("kinds", "sampled"),
+    [
+        (("cpu", "sim:h200"), (True, False)),
+        (("cpu", "cpu"), (True, False)),  # one recording has all threads
+        (("sim:h200", "cpu"), (False, True)),
+    ],
+)
+def test_stacks_are_sampled_by_one_recording_whose_time_is_the_threads(tmp_path, kinds, sampled):
+    recorder = processes._Recorder(RecordingOrder(str(tmp_path), sample=1000))
+    gpus = [gs.open_device(kind, quiet=True) for kind in kinds]
+    for gpu in gpus:
+        recorder.opened(gpu)
+        with gpu.create_stream() as stream, gs.Gemm(gpu, m=8, n=8, k=8) as gemm:
+            gemm.execute(stream=stream)
+    recordings = [*recorder._recordings.values()]
+    recorder.finish()
+    atexit.unregister(recorder.finish)
+    every = [recording.trace.metadata for recording in recordings]
+    assert [bool(metadata.sampling) for metadata in every] == [*sampled]
+    assert not any("stacks" in note for metadata in every for note in metadata.notes)

@@ -53,13 +53,13 @@ def test_a_sample_stands_for_the_time_to_its_neighbours():
     rows = {(row["thread"], row["name"]): row for row in rows_of(runs)}
     times = {key: (row["start_ns"], row["end_ns"]) for key, row in rows.items()}
     assert times == {
-        (1, "f1"): (9_500, 12_500),  # half a period before the first sample
+        (1, "f1"): (10_000, 12_500),
         (1, "f2"): (12_500, 13_500),  # the next came five periods later: it may have been gone
-        (1, "f4"): (17_500, 19_500),
-        (2, "f3"): (10_000, 21_000),
+        (1, "f4"): (17_500, 19_000),
+        (2, "f3"): (10_500, 20_500),
     }
     first = rows[1, "f1"]
-    assert (first["start_uncertainty_ns"], first["end_uncertainty_ns"]) == (500, 500)
+    assert (first["start_uncertainty_ns"], first["end_uncertainty_ns"]) == (0, 500)
     assert (first["value"], first["process"], first["kind"], first["source"]) == (
         3,
         9,

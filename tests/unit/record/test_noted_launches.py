@@ -368,11 +368,13 @@ class Graphs:
         during()
         self._noting(EXIT, number, **facts)
 
-    def launch(self, handle, **facts):
-        """Return whether the launch is recorded whole."""
+    def launch(self, handle, during=lambda: None, **facts):
+        """Return whether the launch is recorded whole, before ``during`` and behind."""
         number, facts = self._number(), {"callback": GRAPH_LAUNCH, "argument": handle} | facts
         self._noting(ENTER, number, **facts)
         is_whole = self.is_whole
+        during()
+        assert self.is_whole == is_whole, "CUPTI's records changed inside a launch"
         self._noting(EXIT, number, **facts)
         return is_whole
 
@@ -455,6 +457,57 @@ def test_once_in_a_while_the_nodes_of_each_graph_are_timed(graphs):
     assert by_node == [0, 20, 40]  # two readings a launch
     assert not graphs.launch(0xB0)
     assert graphs.launch(0xB0)
+
+
+def in_another_thread(call):
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(call()))
+    thread.start()
+    thread.join()
+    return seen[0]
+
+
+def test_what_is_recorded_of_graphs_does_not_change_inside_a_launch(graphs):
+    graphs.record(1)  # each is due
+    for handle in (0xA0, 0xB0):
+        graphs.instantiate(handle)
+    seen = []
+
+    def meanwhile():
+        seen.append(in_another_thread(lambda: graphs.launch(0xB0)))
+        in_another_thread(lambda: graphs.instantiate(0xC0))
+
+    assert not graphs.launch(0xA0, during=meanwhile)
+    assert seen == [False]  # of which there are nodes, too
+    assert graphs.is_whole
+    assert not graphs.launch(0xC0)  # it came while none was recorded whole
+    assert graphs.met_unknown
+
+
+def test_a_sample_waits_until_no_other_launch_is_under_way(graphs):
+    graphs.record(60)
+    graphs.instantiate(0xA0)
+    assert not graphs.launch(0xA0)
+    graphs.instantiate(0xB0)
+    seen = []
+
+    def meanwhile():  # it is due, as it never was
+        seen.append(in_another_thread(lambda: graphs.launch(0xB0)))
+
+    assert graphs.launch(0xA0, during=meanwhile)
+    assert seen == [True]
+    assert not graphs.launch(0xB0)
+
+
+def test_a_launch_whose_end_nobody_saw_hinders_no_later_recording(graphs, noting):
+    graphs.record(1)
+    graphs.instantiate(0xA0)
+    noting(ENTER, 1000, callback=GRAPH_LAUNCH, argument=0xA0)
+    graphs.record(BY_NODE)
+    graphs.record(1)
+    graphs.instantiate(0xA0)
+    assert graphs.is_whole
+    assert not graphs.launch(0xA0)  # its nodes are timed
 
 
 def test_no_nodes_are_timed_while_a_graph_is_instantiated(graphs):

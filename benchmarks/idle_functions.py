@@ -78,7 +78,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--sample", type=int, default=200)
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/idle_functions.json"))
+    parser.add_argument("--out", type=Path, default=Path("idle_functions.json"))
     asked = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as folder:

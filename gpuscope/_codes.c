@@ -56,7 +56,7 @@ put_text(PyObject *text, char *into)
     return count;
 }
 
-static int
+int
 is_library(const char *file)
 {
     for (char **prefix = prefixes; *prefix != NULL; prefix++)

@@ -56,6 +56,7 @@ uint64_t codes_destroyed(void);
 int destroyed_since(uint64_t *seen, uintptr_t into[DESTROYED]);
 
 /* Of each line (file, qualified name, first line, line table, offset); NULL: error. */
+int is_library(const char *file); /* once serve_sites was called */
 PyObject *parts_of_lines(const Line *lines, uint32_t count);
 
 #endif

@@ -6,7 +6,8 @@
  * off for good, in CUPTI's callback before the launch. They are switched on by the first instantiation
  * only: before it no graph is known, and other threads may be inside launches that no callback saw
  * begin. Nodes are timed once in a while by having whole graphs off for a launch that begins while no
- * other is under way, and until none is: CUPTI crashes where its records change inside a launch.
+ * other is under way, and until none is: where they changed inside launches of another thread, one
+ * program of six crashed (tests/gpu/test_graphs_gpu.py).
  *
  * All of it is the process's. CUPTI calls on any thread, with Python's lock or without; the lock here
  * is held while CUPTI switches its records, which asks for no buffer, so for no lock of Python's. */
@@ -29,7 +30,7 @@ static size_t slots, count;
 static int64_t period = -1; /* between two launches whose nodes are timed, ns; 0: none is; -1: all */
 static int is_whole;        /* whether CUPTI's records of whole graphs are on now */
 static int instantiating;   /* calls that are under way, of those that began since `times_begun` */
-static int launching;     /* launches of known graphs that are under way, of those since then */
+static int launching;       /* launches of known graphs that are under way, of those since then */
 static int met_unknown;
 static uint32_t times_begun; /* how often what was known of graphs was forgotten */
 static __thread struct {

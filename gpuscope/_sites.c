@@ -242,6 +242,14 @@ make_key(void)
               pthread_atfork(NULL, NULL, renew_lock) == 0;
 }
 
+/* is_library(UTF-8 of a file's name) -> whether it is no program's */
+static PyObject *
+is_of_library(PyObject *Py_UNUSED(module), PyObject *file)
+{
+    const char *text = PyBytes_AsString(file);
+    return text == NULL ? NULL : PyBool_FromLong(is_library(text));
+}
+
 /* serve_sites(prefixes, marks) -> whether the frames of this Python are known. Files that begin
  * with a prefix or hold a mark are no sites; the first call of a process decides. */
 static PyObject *
@@ -262,6 +270,7 @@ static PyMethodDef functions[] = {
     {"site_here", site_here, METH_NOARGS, NULL},
     {"site_unlocked", site_unlocked, METH_NOARGS, NULL},
     {"site_lines", site_lines, METH_O, NULL},
+    {"is_library", is_of_library, METH_O, NULL},
     {NULL},
 };
 

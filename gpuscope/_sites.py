@@ -42,7 +42,6 @@ _PATHS: dict[str, Path] = {}
 """File of a site as it is told → where it is on this machine."""
 
 
-@cache
 def _prefixes() -> tuple[str, ...]:
     """Return the folders of the standard library, of commands and of gpuscope, by all names."""
     library = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "scripts"))
@@ -95,7 +94,7 @@ def line_of(parts: tuple[str, str, int, bytes, int]) -> tuple[str, int, str]:
 
 def is_of_program(file: str) -> bool:
     """Whether a file is none of an installed package, of the standard library or of gpuscope."""
-    return not file.startswith(_prefixes()) and not any(mark in file for mark in _MARKS)
+    return fastpath is None or not fastpath.is_library(file.encode("utf-8", "surrogatepass"))
 
 
 missing = _begin()

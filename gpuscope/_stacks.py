@@ -11,8 +11,9 @@ import os
 import sys
 from functools import cache
 from itertools import starmap
-from struct import Struct
 from typing import NamedTuple
+
+import numpy as np
 
 from gpuscope import _sites
 from gpuscope._compiled import fastpath, why_not
@@ -22,7 +23,6 @@ from gpuscope.errors import CapabilityError
 HOLDS, WAITS, ON_CPU, TORN, CUT = 1, 2, 4, 8, 16
 """Bits of a state: the thread holds Python's lock, or waits for it, or is in no system call; its
 frames moved while they were read; some are left out."""
-_RUN = Struct("=QQIIIhH")
 _PROBE = """
 def outer(ask): return middle(ask)
 def middle(ask):
@@ -58,6 +58,10 @@ class StackRun(NamedTuple):
     samples: int
     call: int
     state: int
+
+
+RUN = np.dtype({"names": StackRun._fields, "formats": ["u8", "u8", "u4", "u4", "u4", "i2", "u2"]})
+"""Of a run as C tells it."""
 
 
 class Counts(NamedTuple):
@@ -121,21 +125,21 @@ def begin(period_ns: int) -> None:
 
 def end() -> None:
     """Look no more; again does nothing."""
-    if fastpath is not None and hasattr(fastpath, "end_stacks"):
+    if fastpath is not None:
         fastpath.end_stacks()
 
 
 def take() -> bytes:
-    """Return what was seen since this was asked last, for :func:`runs`.
+    """Return what was seen since this was asked last, for :func:`runs`; where it can be sampled.
 
     What goes on is told when it changes, or sampling ends.
     """
-    return b"" if missing() or fastpath is None else fastpath.take_runs()
+    return b"" if fastpath is None else fastpath.take_runs()
 
 
 def runs(taken: bytes) -> list[StackRun]:
     """Return what was taken, in the order of its ends."""
-    return list(starmap(StackRun, _RUN.iter_unpack(taken)))
+    return list(starmap(StackRun, np.frombuffer(taken, RUN).tolist()))
 
 
 @cache
@@ -148,10 +152,8 @@ def lines(stack: int) -> tuple[tuple[StackLine, ...], int]:
 
 
 def counts() -> Counts:
-    """Return what sampling came to so far."""
-    return Counts(
-        *(fastpath.stack_counts() if fastpath is not None and not missing() else (0,) * 9)
-    )
+    """Return what sampling came to so far; where it can be sampled."""
+    return Counts(*(() if fastpath is None else fastpath.stack_counts()))
 
 
 @cache
@@ -167,10 +169,12 @@ def missing() -> str:
     exec(compile(_PROBE, "<gpuscope probe>", "exec"), names)  # noqa: S102 - a text of ours
     error, expected = names["outer"](fastpath.look_once)  # type: ignore[operator]
     if error:
-        what = errno.errorcode.get(error, str(error))
-        return f"this process may not read itself (process_vm_readv: {what})"
-    stacks = [run[3] for run in _RUN.iter_unpack(fastpath.take_runs()) if run[2] == thread_number()]
-    seen = lines(stacks[0])[0][: len(expected)] if stacks else ()
+        return (
+            "this process may not read itself (process_vm_readv: "
+            f"{errno.errorcode.get(error, error)})"
+        )
+    seen_here = [run for run in runs(fastpath.take_runs()) if run.thread == thread_number()]
+    seen = lines(seen_here[0].stack)[0][: len(expected)] if seen_here else ()
     if list(seen) != expected:
         return f"the threads of Python {version} are not as expected"
     return ""

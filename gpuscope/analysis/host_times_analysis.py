@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -9,9 +10,10 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._text import duration
-from gpuscope._types import Array, Ints
+from gpuscope._types import Array, Floats, Ints
 from gpuscope.analysis.idle_analysis import gaps_of_gpus, window_of
 from gpuscope.analysis.result import Result, about
+from gpuscope.analysis.samples_analysis import samples_in
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, rows_of
 from gpuscope.trace.joins import union
@@ -68,7 +70,7 @@ class HostTimesResult(Result):
     waited_ns
         How long of it a GPU did nothing.
     samples
-        How many samples of stacks the trace has.
+        How many samples of stacks that rests on; one that lies half in the time counts half.
     stacks
         Whole stacks, for a flame graph.
     """
@@ -135,23 +137,20 @@ def host_times(trace: Trace, window_ns: tuple[int, int] | None = None) -> HostTi
     waited = _within(gaps, start, end)
     worked = end - start - waited
     owner = trace.array("thread", fill=-1)[rows]
-    called = {number: name or "a thread" for number, name in thread_names(trace).items()}
+    called = thread_names(trace)
     stacks, times = (
         _summed(trace, rows, owner, waited, worked, column) for column in ("payload", "site")
     )
-    functions: dict[tuple[str, str], list[float]] = {}
-    for thread, lines, name, waited_ns, worked_ns in times:
+    functions: defaultdict[tuple[str, str], Floats] = defaultdict(lambda: np.zeros(2))
+    for thread, lines, name, *lasted_ns in times:
         words = f"{lines[0].function} ({lines[0].file})" if lines else name
-        sums = functions.setdefault((words, called.get(thread, "a thread")), [0.0, 0.0])
-        sums[0] += waited_ns
-        sums[1] += worked_ns
-    ordered = sorted(functions.items(), key=lambda item: (-item[1][0], -item[1][1]))
-    values = trace.spans.column("value").take(rows).to_pylist()
+        functions[words, called.get(thread, "a thread")] += lasted_ns
+    ordered = sorted(functions.items(), key=lambda item: item[1].tolist(), reverse=True)
     return HostTimesResult(
         (low, high),
-        int((gaps[:, 1] - gaps[:, 0]).sum()),
-        round(sum(value or 0.0 for value in values)),
-        tuple(HostTime(*key, *sums) for key, sums in ordered if sum(sums)),
+        int(np.diff(gaps).sum()),
+        round(samples_in(trace, rows, end - start).sum()),
+        tuple(HostTime(*key, *sums.tolist()) for key, sums in ordered if sums.any()),
         tuple(
             StackTime(called.get(thread, "a thread"), lines[::-1], waited_ns, worked_ns)
             for thread, lines, _, waited_ns, worked_ns in stacks
@@ -173,7 +172,7 @@ def _of_the_program(trace: Trace) -> Ints:
 
 def _within(intervals: Ints, start: Ints, end: Ints) -> Ints:
     """Return how much of each stretch lies in intervals that are apart."""
-    before: Ints = np.r_[0, np.cumsum(intervals[:, 1] - intervals[:, 0])]
+    before: Ints = np.r_[0, np.cumsum(np.diff(intervals))]
 
     def until(times: Ints) -> Ints:
         at = intervals[:, 0].searchsorted(times, "right")

@@ -91,10 +91,10 @@ class IdleCause:
         most = self.functions[0]
         if most.state != WAITS_FOR_LOCK:
             return most
-        held_it = (
-            of for of in self.functions if of.state == HOLDS_LOCK and of.thread != most.thread
+        return next(
+            (of for of in self.functions if of.state == HOLDS_LOCK and of.thread != most.thread),
+            most,
         )
-        return next(held_it, most)
 
 
 @dataclass(frozen=True)
@@ -419,4 +419,6 @@ def _meanwhile(cause: IdleCause) -> str | None:
     if busiest is None:
         return None
     who = f"{busiest.thread} " if busiest.thread != cause.thread else ""
-    return f"{percent(busiest.share)}: {who}{busiest.state}, {busiest}"
+    return (
+        f"{percent(busiest.share)}, {busiest.samples:.0f} samples: {who}{busiest.state}, {busiest}"
+    )

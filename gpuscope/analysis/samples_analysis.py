@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuscope._types import Ints
+from gpuscope._types import Floats, Ints
 from gpuscope.trace.columns import codes, combined, rows_of
 from gpuscope.trace.joins import distinct
 from gpuscope.trace.model import Trace
@@ -95,6 +95,14 @@ def functions_in(trace: Trace, stretches: Stretches, groups: int) -> list[tuple[
     return samples.told(every, whole_ns)
 
 
+def samples_in(trace: Trace, rows: Ints, lasted_ns: Ints) -> Floats:
+    """Return how many samples pieces of stacks rest on: of half a stack half of its samples."""
+    whole_ns = trace.array("end_ns", fill=0)[rows] - trace.array("start_ns")[rows]
+    values = pc.fill_null(trace.spans.column("value").cast(pa.float64()), 0.0)
+    samples: Floats = np.asarray(values)[rows] * lasted_ns / np.maximum(whole_ns, 1)
+    return samples
+
+
 class _Seen(NamedTuple):
     """Pieces of stretches: the group, the row among the samples, begin and end."""
 
@@ -149,10 +157,7 @@ class _Samples:
         first, code = combined(*columns)
         lasted_ns = seen.end - seen.begin
         took_ns = np.bincount(code, weights=lasted_ns, minlength=len(first))
-        values = trace.spans.column("value").cast(pa.float64())
-        counted = np.asarray(pc.fill_null(values, 0.0))
-        part = lasted_ns / np.maximum(self._ends[seen.at] - self._starts[seen.at], 1)
-        weight = counted[row] * part
+        weight = samples_in(trace, row, lasted_ns)
         samples = np.bincount(code, weights=weight, minlength=len(first))
         totals: list[dict[_Key, _Total]] = [{} for _ in whole_ns]
         for number in np.argsort(-took_ns, kind="stable").tolist():

@@ -233,17 +233,15 @@ class _Recorder:
         from gpuscope.record.source import Options  # noqa: PLC0415 - as above
 
         order = self.order
-        # A simulated GPU's time is not the threads', and one recording has all of these.
-        recorded = [devices, *(recording.devices for recording in self._recordings.values())]
-        simulated = [any(device.is_simulated for device in of_one) for of_one in recorded]
-        can_sample = not simulated[0] and all(simulated[1:])
+        is_simulated = any(device.is_simulated for device in devices)  # and its time another
+        is_sampled = any(other.is_sampling for other in self._recordings.values())
         options = Options(
             source,
             order.detail,
             keep_ns=order.keep_ns,
             stacks=order.stacks,
             graphs=order.graphs,
-            sample=order.sample if can_sample else 0,
+            sample=0 if is_simulated or is_sampled else order.sample,
         )
         recording = Recording(devices, options)
         number = self._next

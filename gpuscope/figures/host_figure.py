@@ -10,12 +10,12 @@ from gpuscope import analysis
 from gpuscope._checks import door
 from gpuscope.analysis.host_times_analysis import HostTimesResult, StackTime
 from gpuscope.timeline import style
-from gpuscope.timeline.text import clean, duration, escape, stated
+from gpuscope.timeline.text import duration, escape, stated
 from gpuscope.timeline.themed import ThemedFigure
 from gpuscope.trace.model import Trace
 
 _LEAST = 0.002
-"""Share of a graph's time below which a box is part of the one above it."""
+"""Share of a graph's time below which a box is left out: the one above it has room there."""
 _DEEPEST, _HEIGHT = 40, 520.0
 _TITLES = ("while a GPU waited", "while all worked")
 
@@ -54,35 +54,28 @@ def host_times(judged: Trace | HostTimesResult) -> go.Figure:
     suffix, notes = stated({"": judged} if isinstance(judged, Trace) else judged)
     figure = ThemedFigure()
     for number, (title, field) in enumerate(zip(_TITLES, ("waited_ns", "worked_ns"), strict=True)):
-        boxes = _boxes(result.stacks, field)
-        whole_ns = sum(box.ns for box in boxes if not box.parent)
+        boxes = _boxes(result.stacks, field, title)
         figure.add_trace(
             go.Icicle(
                 ids=[box.number for box in boxes],
-                labels=[box.label for box in boxes],
+                labels=[escape(box.label, 60) for box in boxes],
                 parents=[box.parent for box in boxes],
                 values=[box.ns for box in boxes],
                 text=[duration(box.ns) for box in boxes],
-                hovertext=[f"{escape(box.where, 120)}<br>{duration(box.ns)}" for box in boxes],
+                hovertext=[
+                    f"{escape(box.label, 120)}{escape(box.file, 120)}<br>{duration(box.ns)}"
+                    for box in boxes
+                ],
                 hoverinfo="text",
                 branchvalues="total",
                 tiling={"orientation": "v"},
-                root={"color": style.HEADING},
+                marker={
+                    "colors": [style.HOST_COLOUR if box.parent else style.HEADING for box in boxes]
+                },
                 sort=False,
                 name=title,
                 domain={"x": [0.51 * number, 0.51 * number + 0.49]},
             )
-        )
-        figure.add_annotation(
-            text=f"{title}: {duration(whole_ns)} of all threads",
-            x=0.51 * number,
-            y=1.02,
-            xref="paper",
-            yref="paper",
-            xanchor="left",
-            yanchor="bottom",
-            showarrow=False,
-            font={"size": 12, "color": style.INK},
         )
     figure.update_layout(
         style.base_layout(f"What Python did meanwhile{suffix}", notes, _HEIGHT, legend_rows=0)
@@ -94,17 +87,18 @@ class _Box(NamedTuple):
     number: str
     parent: str
     label: str
-    where: str
+    file: str
     ns: float
 
 
-def _boxes(stacks: tuple[StackTime, ...], field: str) -> list[_Box]:
-    """Return boxes, those of threads first, then what these called."""
-    times_ns: dict[tuple[str, ...], float] = {}
+def _boxes(stacks: tuple[StackTime, ...], field: str, title: str) -> list[_Box]:
+    """Return boxes: one of all time, those of threads, then what these called."""
+    times_ns: dict[tuple[tuple[str, str], ...], float] = {}
     for stack in stacks:
         ns = getattr(stack, field)
-        path: tuple[str, ...] = ()
-        names = (stack.thread, *(f"{line.function} ({line.file})" for line in stack.lines))
+        path: tuple[tuple[str, str], ...] = ()
+        names = [(f"{title}, of all threads", ""), (stack.thread, "")]
+        names += [(line.function, f" ({line.file})") for line in stack.lines]
         for name in names[:_DEEPEST] if ns else ():
             path = (*path, name)
             times_ns[path] = times_ns.get(path, 0.0) + ns
@@ -112,12 +106,6 @@ def _boxes(stacks: tuple[StackTime, ...], field: str) -> list[_Box]:
     shown = [path for path, ns in times_ns.items() if ns >= _LEAST * whole_ns]
     numbers = {path: str(number) for number, path in enumerate(shown)}
     return [
-        _Box(
-            numbers[path],
-            numbers.get(path[:-1], ""),
-            clean(path[-1].partition(" (")[0], 60),
-            path[-1],
-            times_ns[path],
-        )
+        _Box(numbers[path], numbers.get(path[:-1], ""), *path[-1], times_ns[path])
         for path in sorted(shown, key=lambda path: (len(path), path))
     ]

@@ -137,11 +137,17 @@ def without_code(trace: Trace) -> Trace:
     spans = schema.with_column(trace.spans, "site", pa.nulls(len(trace)))
     is_stack = np.zeros(len(trace), bool)
     is_stack[rows_of(trace, "stack")] = True
-    for name, hidden in (("name", "stack"), ("payload", None)) if is_stack.any() else ():
+    for name, hidden in (("name", "stack"), ("payload", None)):
         column = spans.column(name).cast(pa.string())
         texts = pc.if_else(pa.array(is_stack), pa.scalar(hidden, pa.string()), column)
         spans = schema.with_column(spans, name, pc.dictionary_encode(texts))
     return Trace(spans, trace.edges, trace.metadata)
+
+
+def run_without_code(run: Run) -> Run:
+    """Return a run whose traces are without code."""
+    traces = {name: without_code(trace) for name, trace in run.items()}
+    return Run(traces, run.comparison, run.experiment, run.stopped)
 
 
 def public_run(run: Run) -> Run:

@@ -13,7 +13,7 @@ from gpuscope._files import make_folder, replacing
 from gpuscope.errors import ExportError
 from gpuscope.formats import registry
 from gpuscope.formats.format import Format
-from gpuscope.formats.private import public, public_run, without_code
+from gpuscope.formats.private import public, public_run, run_without_code, without_code
 from gpuscope.formats.progress import Step, steps
 from gpuscope.trace.merging import split
 from gpuscope.trace.model import Trace
@@ -92,7 +92,7 @@ def export(
     """
     target = Path(path)
     if not keep_code:
-        trace = without_code(trace) if isinstance(trace, Trace) else _run_without_code(trace)
+        trace = without_code(trace) if isinstance(trace, Trace) else run_without_code(trace)
     whole = next(iter(trace.values())) if isinstance(trace, Run) and len(trace) == 1 else trace
     if isinstance(whole, Trace) and len(whole.metadata.ranks) > 1 and not target.suffix:
         ranks = whole if keep_private else public(whole)
@@ -112,11 +112,6 @@ def export(
         if chosen.merge is not None and report is not None:
             write = partial(chosen.merge, single, report)
     return _written(chosen, write, target, steps(rows, progress, cancel))
-
-
-def _run_without_code(run: Run) -> Run:
-    traces = {name: without_code(trace) for name, trace in run.items()}
-    return Run(traces, run.comparison, run.experiment, run.stopped)
 
 
 def _written(

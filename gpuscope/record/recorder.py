@@ -45,6 +45,7 @@ from gpuscope.trace.facts import ClockFacts, KeptFacts, RankFacts, StreamFacts
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 
+_OTHER_TIME = "a simulated GPU's time is not that of Python's threads"
 _DEFAULT_STREAMS = (0, 1, 2)
 """CUDA's handles of the default streams, for which a wait for the device waits."""
 
@@ -138,10 +139,9 @@ class Recording:
         if self._on_gpu:
             self._reading.sampler.start()
         if self._options.sample:
-            no_samples = "a simulated GPU's time is not that of Python's threads"
-            if not self._simulated:
-                no_samples = self._reading.stacks.start()
-            self._notes += [f"stacks are not sampled: {no_samples}"] if no_samples else []
+            why_not = _OTHER_TIME if self._simulated else self._reading.stacks.start()
+            if why_not:
+                self._notes.append(f"stacks are not sampled: {why_not}")
         if threads and not self._simulated:
             from gpuscope.record import handover  # noqa: PLC0415 - not every Python has all of it
 
@@ -296,6 +296,11 @@ class Recording:
     def has_begun(self) -> bool:
         """Whether it was started, so that there is something to stop."""
         return self._span.has_begun
+
+    @property
+    def is_sampling(self) -> bool:
+        """Whether it samples stacks, or has."""
+        return self._reading.stacks.facts() is not None
 
     @property
     def is_over(self) -> bool:

@@ -26,18 +26,6 @@ _EVERY_S = 1.0
 """Between two times that what C has seen is taken: it has room for 65,536 runs."""
 _REACH = 2
 """A sample stands for the time to its neighbours, and for so many periods at most."""
-_RUN = np.dtype(
-    [
-        ("first", "<u8"),
-        ("last", "<u8"),
-        ("thread", "<u4"),
-        ("stack", "<u4"),
-        ("samples", "<u4"),
-        ("call", "<i2"),
-        ("state", "<u2"),
-    ]
-)
-"""As of :class:`~gpuscope._stacks.StackRun`."""
 _CALLS = {
     "x86_64": "0 read 1 write 7 poll 16 ioctl 23 select 35 nanosleep 45 recvfrom 61 wait4 "
     "202 futex 230 clock_nanosleep 232 epoll_wait 270 pselect6 271 ppoll 281 epoll_pwait",
@@ -72,7 +60,7 @@ class StackRows:
 
     def __init__(self, period_ns: int, process: int, texts: Callable[[int], StackTexts]) -> None:
         self._period_ns, self._process, self._texts = period_ns, process, texts
-        self._held = np.zeros(0, _RUN)
+        self._held = np.zeros(0, _stacks.RUN)
         """The last run of each thread: its end is known when its next one comes."""
         self._begins = np.zeros(0, np.int64)
         """When the rows of these begin."""
@@ -84,12 +72,12 @@ class StackRows:
 
     def batch(self, taken: bytes, *, over: bool) -> Batch | None:
         """Return rows of these runs; with ``over`` also of those that nothing follows."""
-        runs = np.r_[self._held, np.frombuffer(taken, _RUN)]
+        runs = np.r_[self._held, np.frombuffer(taken, _stacks.RUN)]
         order = np.argsort(runs["thread"], kind="stable")
         runs = runs[order]
         if not len(runs):
             return None
-        first, last = runs["first"].astype(np.int64), runs["last"].astype(np.int64)
+        first, last = runs["first_ns"].astype(np.int64), runs["last_ns"].astype(np.int64)
         follows = np.r_[runs["thread"][1:] == runs["thread"][:-1], False]
         apart = np.where(follows, np.r_[first[1:], 0] - last, 0)
         is_near = follows & (apart <= 2 * _REACH * self._period_ns)
@@ -111,7 +99,7 @@ class StackRows:
         texts = _by_number(runs["stack"], self._texts)
         numbers = np.arange(self._count, self._count + count)
         self._count += count
-        first, last = runs["first"].astype(np.int64), runs["last"].astype(np.int64)
+        first, last = runs["first_ns"].astype(np.int64), runs["last_ns"].astype(np.int64)
         states = runs["state"].astype(np.int64) << 16 | runs["call"].astype(np.uint16)
         columns = {
             "id": stack_row(numbers),
@@ -176,7 +164,8 @@ class StackSampler:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="gpuscope samples", daemon=True)
         self._lock = free_in_children(threading.Lock())
-        self._before = _stacks.Counts(*[0] * len(_stacks.Counts._fields))
+        self._before: _stacks.Counts | None = None
+        """What was counted when it began."""
         self._counts: _stacks.Counts | None = None
         self._own: set[int] = set()
         self._new: deque[bytes] = deque()
@@ -216,7 +205,7 @@ class StackSampler:
         threads = [t.native_id for t in threading.enumerate() if t.name.startswith("gpuscope ")]
         with self._lock:
             self._own.update(filter(None, threads))
-            runs = np.frombuffer(_stacks.take(), _RUN)
+            runs = np.frombuffer(_stacks.take(), _stacks.RUN)
             runs = runs[~np.isin(runs["thread"], [*self._own])]
             self._counts = _stacks.counts()
             self._new.append(taken := runs.tobytes())
@@ -230,7 +219,7 @@ class StackSampler:
 
     def facts(self) -> SamplingFacts | None:
         """Return what sampling came to by now; ``None`` where there is none."""
-        if self._counts is None:
+        if self._counts is None or self._before is None:
             return None
         new = [now - then for now, then in zip(self._counts, self._before, strict=True)]
         counts = _stacks.Counts(*new)

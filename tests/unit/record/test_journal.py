@@ -216,6 +216,7 @@ def test_sampled_stacks_are_read_in_another_process_as_in_this_one(world, tmp_pa
             sum(range(100_000))
             recording.advance()
             so_far.append(len(reader.read(over=False).where(kind="stack")))
+        assert so_far[-1] > max(before, 0)
     again = JournalReader(tmp_path / "a").read(over=True).where(kind="stack")
     near = recording.stop().where(kind="stack")
     assert 0 < len(again) <= len(near)

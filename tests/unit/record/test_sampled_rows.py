@@ -18,7 +18,7 @@ from gpuscope import _stacks
 from gpuscope.errors import GpuscopeError
 from gpuscope.record.rows import Rows
 from gpuscope.record.source import Options, StackTexts
-from gpuscope.record.stacks import _RUN, StackRows, StackSampler
+from gpuscope.record.stacks import StackRows, StackSampler
 from gpuscope.trace.combining import ONE_CLOCK, RANKS, combined
 from gpuscope.trace.facts import SamplingFacts
 from gpuscope.trace.metadata import TraceMetadata
@@ -37,7 +37,7 @@ def rows_of(runs, cuts=()):
     made, parts = StackRows(PERIOD, 9, texts_of), []
     bounds = [0, *cuts, len(runs)]
     for low, high in itertools.pairwise(bounds):
-        taken = np.array(runs[low:high], _RUN).tobytes()
+        taken = np.array(runs[low:high], _stacks.RUN).tobytes()
         batch = made.batch(taken, over=high == len(runs))
         parts += [] if batch is None else batch.spans.to_pylist()
     return parts
@@ -114,7 +114,7 @@ def test_parts_make_the_rows_of_the_whole_which_are_apart(gaps, cuts):
 def test_reading_that_fails_is_undone():
     sampler = StackSampler(1_000_000, 9)
     sampler._rows = StackRows(PERIOD, 9, texts_of)
-    sampler._new.append(np.array([run(1, 0, 0), run(1, 1000, 1000, 2)], _RUN).tobytes())
+    sampler._new.append(np.array([run(1, 0, 0), run(1, 1000, 1000, 2)], _stacks.RUN).tobytes())
     undo, rows = sampler.begin_reading(), Rows()
     sampler.drain(rows)
     first = rows.batches[0].spans

@@ -99,7 +99,6 @@ class StackRows:
         texts = _by_number(runs["stack"], self._texts)
         numbers = np.arange(self._count, self._count + count)
         self._count += count
-        first, last = runs["first_ns"].astype(np.int64), runs["last_ns"].astype(np.int64)
         states = runs["state"].astype(np.int64) << 16 | runs["call"].astype(np.uint16)
         columns = {
             "id": stack_row(numbers),
@@ -107,8 +106,6 @@ class StackRows:
             "name": [text.function for text in texts],
             "start_ns": begins,
             "end_ns": np.maximum(begins, ends),
-            "start_uncertainty_ns": np.maximum(first - begins, 0),
-            "end_uncertainty_ns": np.maximum(ends - last, 0),
             "process": [self._process] * count,
             "thread": runs["thread"],
             "site": [text.site or None for text in texts],

@@ -71,7 +71,8 @@ JSON texts. ``site``: file, line and function of the lines of Python that made t
 that launched the work, innermost first; those of installed packages are left out. Of a stack it has
 all such lines, ``payload`` also those of packages; ``value`` is how many samples told it,
 ``status`` what the thread did; ``category`` says that frames moved meanwhile, or some are left
-out. True boundaries of a stack lie between two samples, those told half-way."""
+out. True boundaries of a stack lie between two samples, those told half-way, so to both sides: it
+has no uncertainties."""
 
 LATER = ("site",)
 """Columns that traces written before they came do not have."""

@@ -59,7 +59,7 @@ def test_a_sample_stands_for_the_time_to_its_neighbours():
         (2, "f3"): (10_500, 20_500),
     }
     first = rows[1, "f1"]
-    assert (first["start_uncertainty_ns"], first["end_uncertainty_ns"]) == (0, 500)
+    assert first["start_uncertainty_ns"] is first["end_uncertainty_ns"] is None
     assert (first["value"], first["process"], first["kind"], first["source"]) == (
         3,
         9,

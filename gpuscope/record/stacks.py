@@ -101,16 +101,16 @@ class StackRows:
         self._count += count
         states = runs["state"].astype(np.int64) << 16 | runs["call"].astype(np.uint16)
         columns = {
-            "id": stack_row(numbers),
+            "id": stack_row(numbers).tolist(),
             "kind": ["stack"] * count,
             "name": [text.function for text in texts],
-            "start_ns": begins,
-            "end_ns": np.maximum(begins, ends),
+            "start_ns": begins.tolist(),
+            "end_ns": np.maximum(begins, ends).tolist(),
             "process": [self._process] * count,
-            "thread": runs["thread"],
+            "thread": runs["thread"].tolist(),
             "site": [text.site or None for text in texts],
             "payload": [text.lines or None for text in texts],
-            "value": runs["samples"],
+            "value": runs["samples"].tolist(),
             "status": _by_number(states, _status),
             "category": _by_number(runs["state"], _marked),
             "source": ["host"] * count,

@@ -67,10 +67,11 @@ handed_over(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count
 {
     if (count != 5)
         return PyErr_Format(PyExc_TypeError, "a condition, a time, if it is woken, a name, a time");
-    int64_t since = PyLong_AsLongLong(args[1]), shortest = PyLong_AsLongLong(args[4]);
-    unsigned long name = PyLong_AsUnsignedLong(args[3]);
-    int is_woken = PyObject_IsTrue(args[2]);
-    if (PyErr_Occurred())
+    int64_t since = PyLong_AsLongLong(args[1]);
+    int64_t shortest = PyErr_Occurred() ? 0 : PyLong_AsLongLong(args[4]);
+    unsigned long name = PyErr_Occurred() ? 0 : PyLong_AsUnsignedLong(args[3]);
+    int is_woken = PyErr_Occurred() ? -1 : PyObject_IsTrue(args[2]);
+    if (is_woken < 0)
         return NULL;
     HandOver found = {.since = since, .at = now()};
     if (found.at - since < shortest)

@@ -246,6 +246,8 @@ make_key(void)
 static PyObject *
 is_of_library(PyObject *Py_UNUSED(module), PyObject *file)
 {
+    if (!codes_are_served())
+        return PyErr_Format(PyExc_RuntimeError, "sites are not served yet: import gpuscope");
     const char *text = PyBytes_AsString(file);
     return text == NULL ? NULL : PyBool_FromLong(is_library(text));
 }

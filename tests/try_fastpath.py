@@ -292,7 +292,8 @@ def wrong_values(served: Served) -> list[Any]:
     ]  # fmt: skip
 
 
-SERVING = {"serve_guards", "serve_ranges", "serve_products", "serve_events", "serve_launches"}
+SERVING = {"serve_guards", "serve_ranges", "serve_products", "serve_events", "serve_launches",
+           "serve_graphs"}  # fmt: skip
 
 
 def functions_of(module: ModuleType) -> list[Any]:

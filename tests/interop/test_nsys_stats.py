@@ -34,8 +34,8 @@ def end_of(row, ends):
 
 def summary(lengths):
     """Return total, count, mean, median, least and greatest."""
-    return (sum(lengths), len(lengths), round(statistics.fmean(lengths), 1),
-            round(statistics.median(lengths), 1), min(lengths), max(lengths))  # fmt: skip
+    return (sum(lengths), len(lengths), statistics.fmean(lengths), statistics.median(lengths),
+            min(lengths), max(lengths))  # fmt: skip
 
 
 def told(row, count="Instances"):

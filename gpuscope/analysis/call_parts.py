@@ -20,10 +20,12 @@ _DEEPEST = 64
 
 def handles_of(rows: SpanRows, *, innermost: bool) -> Ints:
     """Return work → the innermost or outermost finished handle's call that launched it, or −1."""
-    is_handle = rows.having("kind", ("handle",)) & (rows.ends != OPEN)
-    above, handle = match(rows.parents, rows.ids), np.full(len(rows.ids), -1)
-    at = np.where(rows.is_work, rows.calls, -1)
-    for _ in range(_DEEPEST if is_handle.any() else 0):
+    is_handle, handle = rows.having("kind", ("handle",)), np.full(len(rows.ids), -1)
+    if not is_handle.any():
+        return handle
+    is_handle &= rows.ends != OPEN
+    above, at = match(rows.parents, rows.ids), np.where(rows.is_work, rows.calls, -1)
+    for _ in range(_DEEPEST):
         inside = at >= 0
         if not inside.any():
             break

@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 
 from gpuscope._checks import given
-from gpuscope._types import Bools, Ints
+from gpuscope._types import Array, Bools, Ints
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.columns import codes, launch_calls, linked_rows
+from gpuscope.trace.columns import launch_calls, linked_rows, narrow_codes
 from gpuscope.trace.joins import latest
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, named
@@ -58,7 +58,7 @@ class SpanRows:
             name: trace.array(name, fill=-1)
             for name in ("parent", "correlation", "external_correlation")
         }
-        self._coded: dict[str, tuple[Ints, list[str | None]]] = {}
+        self._coded: dict[str, tuple[Array, list[str | None]]] = {}
         self._sorted: dict[str, _Sorted] = {}
         self._linked: dict[str, tuple[_Sorted, Ints, _Sorted, Ints]] = {}
         self.is_work = self.having("kind", WORK)
@@ -108,10 +108,10 @@ class SpanRows:
         value: int | None = self.spans.column(name)[row].as_py()
         return value
 
-    def coded(self, name: str) -> tuple[Ints, list[str | None]]:
+    def coded(self, name: str) -> tuple[Array, list[str | None]]:
         """Return row → code and code → value of a text column."""
         if name not in self._coded:
-            self._coded[name] = codes(self.spans.column(name))
+            self._coded[name] = narrow_codes(self.spans.column(name))
         return self._coded[name]
 
     @cached_property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from gpuscope._types import Bools, Ints
@@ -23,9 +25,17 @@ class WorkParts:
 
     def __init__(self, trace: Trace) -> None:
         self.rows = SpanRows(trace)
-        self.orders = WorkOrders(self.rows)
-        self.times = LaunchTimes(self.rows, self.orders)
         self._rivals: dict[tuple[str | int | None, ...], tuple[Ints, Ints, Ints]] = {}
+
+    @cached_property
+    def orders(self) -> WorkOrders:
+        """What had to end before each: who asks for rows alone does not wait for it."""
+        return WorkOrders(self.rows)
+
+    @cached_property
+    def times(self) -> LaunchTimes:
+        """When each was ready to run."""
+        return LaunchTimes(self.rows, self.orders)
 
     def parts(self, row: int) -> list[Part]:
         """Return the parts of the time of a piece of work, in order."""

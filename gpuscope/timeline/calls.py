@@ -67,7 +67,7 @@ class TrackedCalls:
         self._parts: dict[int, tuple[Part, ...]] = {}
         rows = self._told.rows
         row, last = _calls(rows)
-        start = np.where(row == last, _begins(rows)[row], rows.starts[row])
+        start = np.where(row == last, _begins(rows, row), rows.starts[row])
         is_drawn = (track[last] >= 0) & (start < rows.ends[row])
         row, last, start = row[is_drawn], last[is_drawn], start[is_drawn]
         order = np.lexsort((row, start, track[last]))
@@ -180,10 +180,11 @@ class TrackedCalls:
         )
 
 
-def _begins(rows: SpanRows) -> Array:
-    """Return when the call that launched each row was entered, or its launch returned."""
-    entered = np.where(rows.calls >= 0, rows.starts[rows.calls], rows.queued)
-    begins: Array = np.minimum(rows.starts, entered)
+def _begins(rows: SpanRows, row: Array) -> Array:
+    """Return when the call that launched each of some rows was entered, or its launch returned."""
+    call = rows.calls[row]
+    entered = np.where(call >= 0, rows.starts[call], rows.queued[row])
+    begins: Array = np.minimum(rows.starts[row], entered)
     return begins
 
 
@@ -191,6 +192,7 @@ def _calls(rows: SpanRows) -> tuple[Array, Array]:
     """Return rows of calls, and of each call the work that ended last."""
     handle = handles_of(rows, innermost=False)
     last, call = last_of_handles(rows, handle)
-    alone = rows.is_work & (rows.queued >= 0) & (rows.ends != OPEN) & (handle < 0)
-    standing_alone = np.flatnonzero(alone)
+    queued = np.flatnonzero(rows.queued >= 0)
+    alone = rows.is_work[queued] & (rows.ends[queued] != OPEN) & (handle[queued] < 0)
+    standing_alone = queued[alone]
     return np.r_[call, standing_alone], np.r_[last, standing_alone]

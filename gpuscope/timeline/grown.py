@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from gpuscope._types import Array
-from gpuscope.trace.columns import codes
+from gpuscope.trace.columns import narrow_codes
 
 
 class Grown:
@@ -34,6 +34,10 @@ class Grown:
         """Return it with more behind; only the newest may be extended, as they share memory."""
         count = self._count + len(more)
         buffer = self._buffer
+        if not len(more):
+            return self
+        if not len(buffer):
+            return Grown(np.asarray(more, buffer.dtype))
         if count > len(buffer):
             buffer = np.empty(max(count, 2 * len(buffer)), buffer.dtype)
             buffer[: self._count] = self.values
@@ -68,10 +72,9 @@ class Coded:
     def extended(self, column: Any) -> Coded:
         """Return it with the rows of an Arrow column behind."""
         if pa.types.is_null(column.type):
-            return Coded(
-                self.values, self._numbers, self._buffer.extended(np.zeros(len(column), int))
-            )
-        row, values = codes(column)
+            no_codes = np.zeros(len(column), np.int32)
+            return Coded(self.values, self._numbers, self._buffer.extended(no_codes))
+        row, values = narrow_codes(column)
         number = self.numbers(values)
         if not np.array_equal(number, np.arange(len(number))):
             row = number[row]

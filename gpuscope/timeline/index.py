@@ -57,31 +57,39 @@ class _Part:
     @classmethod
     def of(cls, start: Array, end: Array, track: Array, group: Array, row: Array) -> _Part:
         groups, tracks = int(group.max()) + 1, int(track.max()) + 1
-        order = np.argsort(start, kind="stable")
+        if not (start[1:] >= start[:-1]).all():
+            order = np.argsort(start, kind="stable")
+            columns = (start, end, track, group, row)
+            start, end, track, group, row = (column[order] for column in columns)
+        order = np.argsort(group.astype(np.min_scalar_type(groups)), kind="stable")
+        first = np.r_[0, np.cumsum(np.bincount(group, minlength=groups))]
+        nonempty = np.flatnonzero(np.diff(first))
+        of_group = np.zeros(groups, track.dtype)
+        of_group[nonempty] = track[order[first[nonempty]]]
+        start, end, row = start[order], end[order], row[order]
         depth = np.ones(tracks, np.int64)
-        by_track = order[np.argsort(track[order].astype(np.min_scalar_type(tracks)), kind="stable")]
-        for number, spans in _slices(track[by_track]):
-            depth[number] = _depth(start[by_track[spans]], end[by_track[spans]])
-        order = order[np.argsort(group[order].astype(np.min_scalar_type(groups)), kind="stable")]
-        start, end, group = start[order], end[order], group[order]
-        first = np.searchsorted(group, np.arange(groups + 1))
+        by_track = nonempty[np.argsort(of_group[nonempty], kind="stable")]
+        for number, members in _slices(of_group[by_track]):
+            parts = [slice(first[at], first[at + 1]) for at in by_track[members].tolist()]
+            depth[number] = _depth(*(_joined(side, parts) for side in (start, end)))
         left = end if (end > start).all() else np.maximum(end, start + 1)
         reach = end
-        apart = (group[1:] != group[:-1]) | (start[1:] >= left[:-1])
+        apart = start[1:] >= left[:-1]
+        apart[first[1 + nonempty[:-1]] - 1] = True
         if apart.all():
             nothing = np.zeros(0, np.int64)
             busy = Busy(nothing, start, end, first, nothing)
         else:
+            group = np.repeat(np.arange(groups), np.diff(first))
             busy = Busy.of(Groups(group, [*range(groups)]), start, end)
             reach, left = end.copy(), left.copy()
             for number in np.flatnonzero(np.bincount(group[1:][~apart], minlength=groups)).tolist():
                 spans = slice(first[number], first[number + 1])
                 reach[spans] = np.maximum.accumulate(reach[spans])
                 left[spans] = np.sort(left[spans])
-        before = np.r_[0, np.cumsum(busy.end - busy.start)]
-        of_group = np.zeros(groups, track.dtype)
-        of_group[group] = track[order]
-        return cls(start, end, row[order], of_group, first, reach, left, busy, before, depth)
+        before = np.zeros(len(busy.start) + 1, np.int64)
+        np.cumsum(np.subtract(busy.end, busy.start, out=before[1:]), out=before[1:])
+        return cls(start, end, row, of_group, first, reach, left, busy, before, depth)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -279,7 +287,13 @@ def _columns(
     number = np.int32 if first + len(start_ns) < 2**31 else np.int64
     start, end = (np.asarray(side, np.int64)[placed] for side in (start_ns, end_ns))
     row = np.arange(first, first + len(start_ns), dtype=number)[placed]
-    return start, np.maximum(start, end), np.asarray(track)[placed], np.asarray(group)[placed], row
+    end = end if (end >= start).all() else np.maximum(start, end)
+    return start, end, np.asarray(track)[placed], np.asarray(group)[placed], row
+
+
+def _joined(column: Array, parts: Sequence[slice]) -> Array:
+    """Return parts of a column one after the other, a single one without copying it."""
+    return column[parts[0]] if len(parts) == 1 else np.concatenate([column[at] for at in parts])
 
 
 def _slices(track: Array) -> Iterator[tuple[int, slice]]:
@@ -290,9 +304,9 @@ def _slices(track: Array) -> Iterator[tuple[int, slice]]:
 
 
 def _depth(start: Array, end: Array) -> int:
-    """Return how many spans, sorted by start, are at most there at once; instants last 1 ns."""
-    end = np.maximum(end, start + 1)
+    """Return how many spans are at most there at once; instants last 1 ns."""
+    start, end = (np.sort(side, kind="stable") for side in (start, np.maximum(end, start + 1)))
     if (start[1:] >= end[:-1]).all():
         return 1
-    over = np.searchsorted(np.sort(end), start, "right")
+    over = np.searchsorted(end, start, "right")
     return int((np.arange(1, len(start) + 1) - over).max())

@@ -32,9 +32,9 @@ def as_bars(spans: pa.Table) -> pa.Table:
 def _copies(spans: pa.Table) -> pa.Table:
     """Return rows with uploads and downloads told apart, also by name where that is "copy"."""
     code, directions = codes(spans.column("copy_kind"))
-    rows = np.flatnonzero(np.isin(directions, list(_DIRECTIONS))[code])
-    if not len(rows):
+    if _DIRECTIONS.keys().isdisjoint(directions):
         return spans
+    rows = np.flatnonzero(np.isin(directions, list(_DIRECTIONS))[code])
     looks = np.array([_DIRECTIONS.get(direction, "") for direction in directions], object)[code]
     name, names = codes(spans.column("name"))
     plain = rows[np.array([text == "copy" for text in names], bool)[name[rows]]]
@@ -62,6 +62,8 @@ def _stacks(spans: pa.Table) -> pa.Table:
 def _readings(spans: pa.Table) -> pa.Table:
     """Return rows with the first counter of each reading as its bar, named by all it read."""
     code, kinds = codes(spans.column("kind"))
+    if "counter" not in kinds:
+        return spans
     name, names = codes(spans.column("name"))
     is_reading = np.array([kind == "counter" for kind in kinds], bool)[code]
     is_reading &= np.array([text in COUNTERS for text in names], bool)[name]

@@ -44,6 +44,18 @@ _CODED = (
     "category",
     "sm",
 )
+_TELLING = (
+    "source",
+    "intended_partition",
+    "process",
+    "thread",
+    "device",
+    "partition",
+    "stream",
+    "category",
+    "sm",
+)
+"""Columns that tell tracks or groups apart, beside the kind and, of some kinds, the name."""
 
 
 @dataclass(frozen=True)
@@ -209,11 +221,7 @@ class Tracks:
     @cached_property
     def narrow(self) -> set[int]:
         """Numbers of the tracks on which all that ran had escaped."""
-        escaped, total = (
-            np.bincount(track[track >= 0], minlength=len(self.tracks))
-            for track in (self.track[self.escaped], self.track)
-        )
-        return set(np.flatnonzero((escaped > 0) & (escaped == total)).tolist())
+        return {track for track, row in self.rows.items() if row.escaped and all(row.escaped)}
 
     def placed(self, rows: Sequence[Track], lines: Sequence[int], top: int = 4) -> Places:
         """Place rows one under the other."""
@@ -280,28 +288,29 @@ class Tracks:
         )
         coded = {name: column.extended(plain.column(name)) for name, column in self.coded.items()}
         columns_of = {name: (column.codes[count:], column.values) for name, column in coded.items()}
-        fresh = {name: code for name, (code, _) in columns_of.items()}
-        group = LAYOUT.grouped(columns_of)
-        start, end, is_open = _times(spans, coded["kind"].values, fresh["kind"])
+        start, end, is_open = _times(spans, *columns_of["kind"])
+        first, alike, fresh = _alike(columns_of, is_open)
+        one_each = {name: (code, columns_of[name][1]) for name, code in fresh.items()}
+        group = LAYOUT.grouped(one_each)
         processes = coded["process"].values[1:]
         sole = processes[0] if len(processes) == 1 else None
         if knew_process:
             sole = self._sole_process
         keys = dict(self._keys)
-        track = LAYOUT.assigned(group, columns_of, keys, sole)
+        track = LAYOUT.assigned(group, one_each, keys, sole)
         more = {
             "start": start,
             "end": end,
-            "track": track,
+            "track": track[alike],
             "id": _integers(spans, "id"),
             "early": _integers(spans, "start_uncertainty_ns"),
             "late": _integers(spans, "end_uncertainty_ns"),
             "samples": _samples(spans, group == Group.STACKS),
         }
         shown = track >= 0
-        busy = np.bincount(
-            track[shown], np.where(is_open, 0, end - start)[shown], len(keys)
-        ).astype(np.int64)
+        width = np.where(is_open, 0, end - start) if is_open.any() else end - start
+        widths = np.bincount(alike, width, len(first))
+        busy = np.bincount(track[shown], widths[shown], len(keys)).astype(np.int64)
         busy[: len(self.busy_ns)] += self.busy_ns
         columns = {name: self._columns[name].extended(more[name]) for name in more}
         escaped = _escaped(coded, fresh) & shown
@@ -319,24 +328,25 @@ class Tracks:
             coded,
             fresh,
             track,
-            is_open,
+            is_open[first],
             escaped,
             np.isin(group, (Group.STREAM, Group.SM)),
             [names.stream_name(stream) for stream in streams],
         )
-        columns["group"] = self._columns["group"].extended(number)
+        columns["group"] = self._columns["group"].extended(number[alike])
+        rows = np.flatnonzero(escaped[alike]) if escaped.any() else np.zeros(0, np.int64)
         return replace(
             self,
             names=names,
             tracks=labelled(names, keys, sole),
-            index=self.index.extended(start, end, track, number),
+            index=self.index.extended(start, end, more["track"], columns["group"].values[count:]),
             groups=groups,
             classes={
                 bar_class: tuple(sorted(classes[bar_class]))
                 for bar_class in in_order(classes, metadata.partitions)
             },
             busy_ns=busy,
-            escaped=np.r_[self.escaped, np.flatnonzero(escaped) + count],
+            escaped=np.r_[self.escaped, rows + count],
             coded=coded,
             waits=self.waits.extended(columns["id"].values, edges),
             _columns=columns,
@@ -360,9 +370,30 @@ def _is_by_stream(metadata: TraceMetadata, values: Mapping[str, Sequence[object]
     return not (metadata.partitions or has_partitions) and len(values["stream"]) <= MOST_STREAMS
 
 
-def _times(spans: pa.Table, kinds: list[Any], kind: Array) -> tuple[Array, Array, Array]:
+def _alike(
+    columns: Mapping[str, tuple[Array, Sequence[Any]]], is_open: Array
+) -> tuple[Array, Array, dict[str, Array]]:
+    """Return the first of the rows that are alike in all that tells tracks and groups apart.
+
+    Returns
+    -------
+    tuple
+        Rows; row → which of these it is like; column → their codes.
+    """
+    kind, kinds = columns["kind"]
+    with_names = [kind for kind, group in LAYOUT.groups.items() if "name" in LAYOUT.columns[group]]
+    is_named = np.array([name in with_names for name in kinds])
+    named_rows = is_named[kind] if is_named.any() else 0
+    codes_of = (columns[name][0] for name in _TELLING)
+    first, alike = combined(kind, is_open, *codes_of, columns["name"][0] * named_rows)
+    return first, alike, {name: code[first] for name, (code, _) in columns.items()}
+
+
+def _times(spans: pa.Table, kind: Array, kinds: Sequence[Any]) -> tuple[Array, Array, Array]:
     """Return start, end and whether it is open of each row."""
     start = _integers(spans, "start_ns")
+    if not spans.column("end_ns").null_count:
+        return start, _integers(spans, "end_ns"), np.zeros(len(start), bool)
     unknown = np.asarray(spans.column("end_ns").is_null(), dtype=bool)
     instant = np.array([name in _INSTANTS for name in kinds])[kind] & unknown
     end = np.where(unknown, OPEN_NS, _integers(spans, "end_ns"))
@@ -371,7 +402,7 @@ def _times(spans: pa.Table, kinds: list[Any], kind: Array) -> tuple[Array, Array
 
 def _integers(spans: pa.Table, name: str) -> Array:
     column = spans.column(name)
-    if pa.types.is_null(column.type):
+    if column.null_count == len(column):
         return np.zeros(len(column), np.int64)
     filled = column.fill_null(0) if column.null_count else column
     return np.asarray(filled.to_numpy(), np.int64)

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from gpuscope._types import Bools, Ints
+from gpuscope._types import Array, Bools, Ints
 from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 
@@ -35,7 +35,7 @@ def once(function: Callable[[Trace], _Result]) -> Callable[[Trace], _Result]:
 
 def rows_of(trace: Trace, *kinds: str) -> Ints:
     """Return the positions of the rows of these kinds."""
-    code, names = codes(trace.spans.column("kind"))
+    code, names = narrow_codes(trace.spans.column("kind"))
     return np.flatnonzero(np.array([name in kinds for name in names])[code])
 
 
@@ -79,17 +79,25 @@ def launch_calls(trace: Trace) -> Ints:
 
 def codes(column: pa.ChunkedArray) -> tuple[Ints, list[Any]]:
     """Return row → code and code → value of a column; code 0 is null."""
-    if pa.types.is_null(column.type):
-        return np.zeros(len(column), np.int64), [None]
+    indices, values = narrow_codes(column)
+    return indices.astype(np.int64), values
+
+
+def narrow_codes(column: pa.ChunkedArray) -> tuple[Array, list[Any]]:
+    """Return the same with codes of 32 bits, which take half the memory and time."""
+    is_coded = pa.types.is_dictionary(column.type)
+    if not is_coded and column.null_count == len(column):
+        return np.zeros(len(column), np.int32), [None]
     whole = column.unify_dictionaries().combine_chunks()
-    coded = whole if pa.types.is_dictionary(whole.type) else pc.dictionary_encode(whole)
-    nullable = coded.indices.cast(pa.int64())
-    indices = np.asarray(nullable.fill_null(-1) if nullable.null_count else nullable) + 1
+    coded = whole if is_coded else pc.dictionary_encode(whole)
+    nullable = coded.indices.cast(pa.int32())
+    indices = np.asarray(nullable.fill_null(-1) if nullable.null_count else nullable) + np.int32(1)
     values = [None, *coded.dictionary.to_pylist()]
     # A writer may have put a text into its dictionary twice.
     if len(distinct := dict.fromkeys(values)) < len(values):
         number = {value: code for code, value in enumerate(distinct)}
-        indices, values = np.array([number[value] for value in values])[indices], list(distinct)
+        merged = np.array([number[value] for value in values], np.int32)
+        indices, values = merged[indices], list(distinct)
     return indices, values
 
 
@@ -116,7 +124,9 @@ def combined(*parts: Ints) -> tuple[Ints, Ints]:
             continue
         if count * width > _FEW:
             count, code = _dense(code, count)
-        code, count = code * width + part, count * width
+        code *= width
+        code += part
+        count *= width
     count, code = _dense(code, count)
     first = np.empty(count, np.int64)
     first[code[::-1]] = np.arange(len(code))[::-1]
@@ -129,4 +139,6 @@ def _dense(code: Ints, count: int) -> tuple[int, Ints]:
         used, code = np.unique(code, return_inverse=True)
         return len(used), code
     is_used = np.bincount(code, minlength=count) > 0
+    if is_used.all():
+        return count, code
     return int(is_used.sum()), (np.cumsum(is_used) - 1)[code]

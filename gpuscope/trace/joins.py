@@ -20,7 +20,7 @@ def distinct(values: Ints) -> Ints:
 
 def match(wanted: Array, keys: Array) -> Array:
     """Return for each of ``wanted`` the position of its last occurrence in ``keys``, or NONE."""
-    if not len(keys):
+    if not len(keys) or not len(wanted):
         return np.full(len(wanted), NONE, np.int64)
     ascending = bool((keys[1:] >= keys[:-1]).all())
     order = None if ascending else np.argsort(keys, kind="stable")

@@ -13,7 +13,15 @@ import pyarrow as pa
 
 from gpuscope._types import Ints
 from gpuscope.trace import kernel_patterns
-from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
+from gpuscope.trace.columns import (
+    chosen,
+    codes,
+    combined,
+    linked_rows,
+    narrow_codes,
+    once,
+    rows_of,
+)
 from gpuscope.trace.facts import StreamFacts
 from gpuscope.trace.joins import distinct, enclosing, innermost
 from gpuscope.trace.model import Trace
@@ -108,8 +116,10 @@ def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
 
     Of several the longest that is repeated, else the shortest.
     """
+    if not len(calls):
+        return {}
     rows, thread, start, end = ranges_in(trace)
-    if not len(rows) or not len(calls):
+    if not len(rows):
         return {}
     of_row, texts = range_labels(trace)
     label = of_row[rows]
@@ -144,7 +154,7 @@ def thread_names(trace: Trace) -> dict[int, str]:
     thread = trace.array("thread", fill=-1)
     calls = distinct(linked_rows(trace.edges, trace.array("id"), "launch")[0])
     range_of_thread = _held(trace, calls, thread[calls])
-    first = np.unique(thread, return_index=True)[1]
+    first, _ = combined(narrow_codes(trace.spans.column("thread"))[0])
     process_of = trace.array("process", fill=-1)[first].tolist()
     owner = dict(sorted(zip(thread[first].tolist(), process_of, strict=True)))
     owner = {number: process for number, process in owner.items() if number > 0}
@@ -178,17 +188,15 @@ def stream_names(trace: Trace) -> dict[int, str]:
     copies where nine tenths of its work is that, the range around nine tenths of its launches,
     else its number.
     """
-    stream = trace.array("stream", fill=-1)
     calls, work = linked_rows(trace.edges, trace.array("id"), "launch")
-    range_of_stream = _held(trace, calls, stream[work])
+    range_of_stream = _held(trace, calls, trace.array("stream", fill=-1)[work])
     rows = rows_of(trace, "kernel", "memcpy", "memset")
-    streams, of_row = np.unique(stream, return_inverse=True)
-    text, texts = codes(trace.spans.column("name"))
-    copy, kinds = codes(trace.spans.column("copy_kind"))
-    is_nccl = np.array([str(span_name).startswith("nccl") for span_name in texts])[text]
-    shares = {"NCCL": is_nccl} | {
-        _COPIES[kind]: copy == code for code, kind in enumerate(kinds) if kind in _COPIES
-    }
+    (of_row, streams), (text, texts), (copy, kinds) = (
+        narrow_codes(trace.spans.column(name)) for name in ("stream", "name", "copy_kind")
+    )
+    is_nccl = np.array([str(span_name).startswith("nccl") for span_name in texts])
+    shares = {"NCCL": is_nccl[text]} if is_nccl.any() else {}
+    shares |= {_COPIES[kind]: copy == code for code, kind in enumerate(kinds) if kind in _COPIES}
     counts = np.bincount(of_row[rows], minlength=len(streams))
     mostly = {
         what: np.bincount(of_row[rows], those[rows], len(streams))
@@ -196,13 +204,14 @@ def stream_names(trace: Trace) -> dict[int, str]:
         for what, those in shares.items()
     }
     of_torch = any("at::" in str(span_name) for span_name in texts)
-    recorded = {number: trace.stream_name(number) for number in streams.tolist() if number >= 0}
+    position = {number: at for at, number in enumerate(streams) if number is not None}
+    recorded = {number: trace.stream_name(number) for number in sorted(position)}
     names = {}
     for number, name in recorded.items():
         facts, unnamed = trace.metadata.stream(number), _UNNAMED.fullmatch(name)
         names[number] = name
         if facts and unnamed:
-            at = np.searchsorted(streams, number)
+            at = position[number]
             is_default = facts.legacy_default or unnamed[1] == _NULL_STREAM
             names[number] = (
                 facts.partition
@@ -247,11 +256,13 @@ def named(trace: Trace) -> Trace:
 
 def plain_names(spans: pa.Table) -> pa.ChunkedArray:
     """Return the column of names, those of CUDA's calls and of GPU work as a person says them."""
-    name, names = codes(spans.column("name"))
-    kind, kinds = codes(spans.column("kind"))
+    name, names = narrow_codes(spans.column("name"))
+    kind, kinds = narrow_codes(spans.column("kind"))
     of_cuda = np.array([text in (*GPU_WORK, "api", "sync") for text in kinds])[kind]
     texts = [str(text) for text in names]
-    for code in np.unique(name[of_cuda]).tolist():
+    is_used = np.zeros(len(names), bool)
+    is_used[name[chosen(of_cuda)]] = True
+    for code in np.flatnonzero(is_used).tolist():
         texts[code] = kernel_name(texts[code])
     return pa.chunked_array([pa.DictionaryArray.from_arrays(pa.array(name), pa.array(texts))])
 

@@ -119,10 +119,11 @@ def test_an_extended_index_answers_as_one_made_at_once(data, pieces, seed):
     check(index, columns, group, window, 20)
 
 
-@given(spans())
-def test_depth_is_how_many_are_there_at_once(columns):
+@given(spans(), st.integers(0, 2**32))
+def test_depth_is_how_many_are_there_at_once_in_whatever_groups(columns, seed):
     start, end, track = columns
-    for number, depth in enumerate(Index(*columns).depths(np.arange(12))):
+    index = Index(*columns, grouped(track, np.random.default_rng(seed)))
+    for number, depth in enumerate(index.depths(np.arange(12))):
         mine = np.flatnonzero(track == number)
         until = np.maximum(end[mine], start[mine] + 1)
         at_once = [np.count_nonzero((start[mine] <= at) & (until > at)) for at in start[mine]]

@@ -9,17 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuscope.timeline import style
-from gpuscope.timeline.labels import Places
+from gpuscope.timeline.labels import LAYOUT, Places
 from gpuscope.timeline.look import look
 from gpuscope.timeline.picture import Panel, Picture
 from gpuscope.timeline.plotly_parts import arrow_lines, bars, traces_of
 from gpuscope.timeline.scene import Scene
-from gpuscope.timeline.tracks import Tracks
+from gpuscope.timeline.tracks import Tracks, is_by_stream
 from gpuscope.timeline.waits import WaitColumns
 from gpuscope.trace import schema
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import named
+from gpuscope.trace.tracks import Group
 
 KINDS = (
     "kernel", "memcpy", "api", "handle", "range", "mark", "event", "sync", "block", "counter"
@@ -112,6 +113,39 @@ def test_batches_one_by_one_are_drawn_as_the_trace(data):
     assert tracks.elsewhere() == at_once.elsewhere()
     assert set(tracks.classes.items()) == set(at_once.classes.items())
     assert drawn(tracks, whole) == drawn(at_once, whole)
+
+
+@given(rows(), st.booleans())
+def test_a_row_has_the_track_and_the_look_that_it_has_by_itself(found, with_partitions):
+    if not with_partitions:  # colours tell streams apart then
+        found = [{**row, "partition": None, "intended_partition": None} for row in found]
+    trace = Trace(table(found), edges_of(found), TraceMetadata())
+    tracks = Tracks.of(trace)
+    keys, track = LAYOUT.of(trace)
+    assert tracks.track.tolist() == track.tolist()
+    assert len(tracks.tracks) == len(keys)
+    groups = {number: key for key, number in tracks.groups.items()}
+    drawn = np.flatnonzero(track >= 0).tolist()
+    for at in drawn:
+        row = found[at]
+        number, look_of = groups[tracks.group[at]]
+        on_stream = keys[track[at]].group == Group.STREAM
+        assert number == track[at]
+        assert look_of.kind == row["kind"]
+        assert look_of.partition == (row["partition"] or ("" if on_stream else None))
+        assert look_of.is_open == (row["end_ns"] is None and row["kind"] not in ("mark", "event"))
+        outside = row["intended_partition"] not in (None, row["partition"])
+        assert look_of.escaped == (row["kind"] == "kernel" and outside)
+        assert bool(look_of.stream) == (is_by_stream(trace) and look_of.partition == "")
+    escaped = [at for at in drawn if groups[tracks.group[at]][1].escaped]
+    assert tracks.escaped.tolist() == escaped
+    ends = trace.array("end_ns", fill=0) - trace.array("start_ns")
+    for number, busy_ns in enumerate(tracks.busy_ns.tolist()):
+        assert busy_ns == sum(max(int(ends[at]), 0) for at in drawn if track[at] == number)
+    assert tracks.narrow == {
+        number for number in range(len(keys))
+        if all(at in escaped for at in drawn if track[at] == number)
+    }  # fmt: skip
 
 
 def test_what_was_read_stays_when_more_comes():

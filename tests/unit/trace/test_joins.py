@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuscope.trace import arrow, joins
+from gpuscope.trace import arrow, columns, joins, schema
 from gpuscope.trace.arrow import NONE
 
 
@@ -63,10 +64,44 @@ def test_many_owners_and_deep_nests_take_no_time():
     assert time.monotonic() - started < 5
 
 
+@given(st.lists(st.sampled_from([None, "a", "b", "c"]), max_size=9), st.integers(0, 9))
+def test_codes_number_the_values_of_texts_and_of_numbers(texts, cut):
+    numbers = [None if text is None else ord(text) for text in texts]
+    kinds = {"texts": pa.string(), "numbers": pa.int64(), "coded": schema.SPAN_TYPES["name"]}
+    for name, kind in kinds.items():
+        values = numbers if name == "numbers" else texts
+        column = pa.chunked_array([pa.array(part, kind) for part in (values[:cut], values[cut:])])
+        code, distinct = columns.codes(column)
+        narrow, same = columns.narrow_codes(column)
+        assert (code.dtype, narrow.dtype) == (np.int64, np.int32)
+        assert distinct == same
+        assert (
+            [distinct[at] for at in code.tolist()] == [same[at] for at in narrow.tolist()] == values
+        )
+        assert distinct[0] is None
+        assert len(set(distinct)) == len(distinct)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=20))
+def test_rows_of_one_combination_have_one_number_in_its_order(rows):
+    parts = np.array(rows).T
+    first, number = columns.combined(*parts)
+    distinct = sorted(set(rows))
+    assert [distinct[at] for at in number.tolist()] == rows
+    assert first.tolist() == [rows.index(row) for row in distinct]
+    assert parts.T.tolist() == [list(row) for row in rows], "what was given stays"
+
+
+def test_nothing_wanted_matches_nothing():
+    nothing = np.zeros(0, np.int64)
+    assert joins.match(nothing, np.array([1, 2])).tolist() == []
+    assert joins.match(np.array([2, 3]), nothing).tolist() == [NONE, NONE]
+
+
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-(1 << 62), 1 << 62)), max_size=20))
 def test_coded_rows_number_each_distinct_row(rows):
-    columns = np.array(rows, np.int64).reshape(-1, 2).T
-    codes, distinct = arrow.coded_rows(*columns)
+    pairs = np.array(rows, np.int64).reshape(-1, 2).T
+    codes, distinct = arrow.coded_rows(*pairs)
     assert [distinct[code] for code in codes] == rows
     assert len(set(distinct)) == len(distinct)

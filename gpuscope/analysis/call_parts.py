@@ -20,10 +20,11 @@ _DEEPEST = 64
 
 def handles_of(rows: SpanRows, *, innermost: bool) -> Ints:
     """Return work → the innermost or outermost finished handle's call that launched it, or −1."""
-    is_handle, handle = rows.having("kind", ("handle",)), np.full(len(rows.ids), -1)
+    is_handle = rows.having("kind", ("handle",))
     if not is_handle.any():
-        return handle
+        return np.broadcast_to(np.int64(-1), len(rows.ids))
     is_handle &= rows.ends != OPEN
+    handle = np.full(len(rows.ids), -1)
     above, at = match(rows.parents, rows.ids), np.where(rows.is_work, rows.calls, -1)
     for _ in range(_DEEPEST):
         inside = at >= 0

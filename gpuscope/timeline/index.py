@@ -61,8 +61,9 @@ class _Part:
             order = np.argsort(start, kind="stable")
             columns = (start, end, track, group, row)
             start, end, track, group, row = (column[order] for column in columns)
-        order = np.argsort(group.astype(np.min_scalar_type(groups)), kind="stable")
-        first = np.r_[0, np.cumsum(np.bincount(group, minlength=groups))]
+        group = group.astype(np.min_scalar_type(groups))
+        order = np.argsort(group, kind="stable")
+        first = np.searchsorted(group[order], np.arange(groups + 1, dtype=group.dtype))
         nonempty = np.flatnonzero(np.diff(first))
         of_group = np.zeros(groups, track.dtype)
         of_group[nonempty] = track[order[first[nonempty]]]

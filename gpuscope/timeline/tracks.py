@@ -176,10 +176,13 @@ class Tracks:
 
     @cached_property
     def _mixed(self) -> Index:
-        """The spans of tracks with several groups, which may overlap, by track."""
-        several = [track for track, row in self.rows.items() if len(row.groups) > 1]
-        is_mixed = np.isin(self.track, several)
+        """The spans of tracks with several groups that overlap, by track."""
+        is_mixed = np.isin(self.track, [*filter(self._overlaps, self.rows)])
         return Index(self.start_ns, self.end_ns, np.where(is_mixed, self.track, -1))
+
+    def _overlaps(self, track: int) -> bool:
+        """Whether a track, all rows of which are here, has several groups and spans at once."""
+        return len(self.rows[track].groups) > 1 and self.index.depths(np.array([track]))[0] > 1
 
     def busy_in(self, tracks: Sequence[int], window_ns: tuple[int, int]) -> int:
         """Return for how many of the ns that ``seen_ns`` counts something was on some tracks."""
@@ -191,9 +194,10 @@ class Tracks:
     def busy_between(self, tracks: Sequence[int], edges: Array) -> Array:
         """Return for how many ns between each two edges something was on any of some tracks."""
         groups = sum((self.rows[track].groups for track in tracks), ())
-        if len(groups) == 1:
+        is_whole = self.calls is not None and len(tracks) == 1
+        if len(groups) == 1 or (is_whole and not self._overlaps(tracks[0])):
             index: Index = self.index
-        elif self.calls is not None and len(tracks) == 1:
+        elif is_whole:
             index, groups = self._mixed, tuple(tracks)
         else:  # together, or all of the rows change soon
             start, end = self.index.times((int(edges[0]), int(edges[-1])), groups)
@@ -383,9 +387,10 @@ def _alike(
     kind, kinds = columns["kind"]
     with_names = [kind for kind, group in LAYOUT.groups.items() if "name" in LAYOUT.columns[group]]
     is_named = np.array([name in with_names for name in kinds])
-    named_rows = is_named[kind] if is_named.any() else 0
-    codes_of = (columns[name][0] for name in _TELLING)
-    first, alike = combined(kind, is_open, *codes_of, columns["name"][0] * named_rows)
+    codes_of = [columns[name][0] for name in _TELLING]
+    if is_named.any():
+        codes_of.append(np.where(is_named[kind], columns["name"][0], 0))
+    first, alike = combined(kind, is_open, *codes_of)
     return first, alike, {name: code[first] for name, (code, _) in columns.items()}
 
 

@@ -70,8 +70,10 @@ def launch_calls(trace: Trace) -> Ints:
 
     Of several calls that the edges name for one row, the last to begin: the innermost.
     """
-    calls = np.full(len(trace), -1, np.int64)
     call, work = linked_rows(trace.edges, trace.array("id"), "launch")
+    if not len(work):
+        return np.broadcast_to(np.int64(-1), len(trace))
+    calls = np.full(len(trace), -1, np.int64)
     order = np.argsort(trace.array("start_ns")[call], kind="stable")
     calls[work[order]] = call[order]  # of equal targets the last assignment stays
     return calls
@@ -124,7 +126,8 @@ def combined(*parts: Ints) -> tuple[Ints, Ints]:
             continue
         if count * width > _FEW:
             count, code = _dense(code, count)
-        code *= width
+        if count > 1:
+            code *= width
         code += part
         count *= width
     count, code = _dense(code, count)

@@ -148,8 +148,8 @@ class Trace:
                     "record with a source that provides it"
                 )
             kind = schema.SPAN_TYPES[name]
-            if column.null_count == len(column):  # to fill it takes ten times as long
-                return np.full(len(column), fill, kind.to_pandas_dtype())
+            if column.null_count == len(column):  # one value in the place of all takes no memory
+                return np.broadcast_to(np.array(fill, kind.to_pandas_dtype()), len(column))
             column = column.cast(kind).fill_null(fill)
         if len(column) == 0:
             return np.zeros(0, np.int64)

@@ -190,7 +190,8 @@ def stream_names(trace: Trace) -> dict[int, str]:
     """
     calls, work = linked_rows(trace.edges, trace.array("id"), "launch")
     range_of_stream = _held(trace, calls, trace.array("stream", fill=-1)[work])
-    rows = rows_of(trace, "kernel", "memcpy", "memset")
+    kind, kind_names = narrow_codes(trace.spans.column("kind"))
+    rows = chosen(np.isin(kind_names, ("kernel", "memcpy", "memset"))[kind])
     (of_row, streams), (text, texts), (copy, kinds) = (
         narrow_codes(trace.spans.column(name)) for name in ("stream", "name", "copy_kind")
     )

@@ -17,6 +17,7 @@ from gpuscope.timeline.scene import Scene
 from gpuscope.timeline.tracks import Tracks, is_by_stream
 from gpuscope.timeline.waits import WaitColumns
 from gpuscope.trace import schema
+from gpuscope.trace.joins import union
 from gpuscope.trace.metadata import TraceMetadata
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import named
@@ -146,6 +147,17 @@ def test_a_row_has_the_track_and_the_look_that_it_has_by_itself(found, with_part
         number for number in range(len(keys))
         if all(at in escaped for at in drawn if track[at] == number)
     }  # fmt: skip
+
+
+@given(rows(), st.integers(0, 9000), st.integers(1, 4000))
+def test_a_track_is_busy_for_as_long_as_any_of_its_groups(found, low, length):
+    tracks = Tracks.of(Trace(table(found), edges_of(found), TraceMetadata()))
+    for number in tracks.rows:
+        at = np.flatnonzero(tracks.track == number)
+        start = np.clip(tracks.start_ns[at], low, low + length)
+        end = np.clip(tracks.end_ns[at], low, low + length)
+        spans = union(start, np.maximum(start, end))
+        assert tracks.busy_in([number], (low, low + length)) == int(np.diff(spans).sum())
 
 
 def test_what_was_read_stays_when_more_comes():

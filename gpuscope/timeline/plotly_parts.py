@@ -305,11 +305,23 @@ def _arrow_look(name: str) -> Properties:
 
 
 # -- what lies behind them --------------------------------------------------------------------
-def behind(places: Places, colour: str = style.STRIPE) -> list[Properties]:
-    """Return the shapes behind tracks: stripes, and what parts host and GPU."""
+def behind(
+    places: Places, colour: str = style.STRIPE, *, at_once: bool = False
+) -> list[Properties]:
+    """Return the shapes behind tracks: stripes, and what parts host and GPU.
+
+    Parameters
+    ----------
+    at_once
+        Whether all stripes are one shape: with each move, Plotly makes each shape anew.
+    """
     line = {"width": 1, "color": style.HOST_COLOUR}
+    stripes = [style.stripe(top, bottom, colour) for top, bottom in places.stripes]
+    if at_once and stripes:
+        path = "".join(f"M0,{top}H1V{bottom}H0Z" for top, bottom in places.stripes)
+        stripes = [style.stripe(0, 0, colour, type="path", path=path)]
     return [
-        *(style.stripe(top, bottom, colour) for top, bottom in places.stripes),
+        *stripes,
         *(style.stripe(y, y, style.WHITE, type="line", line=line) for y in places.rules),
     ]
 

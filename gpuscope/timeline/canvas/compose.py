@@ -171,7 +171,7 @@ def _tracks(snapshot: Snapshot) -> Properties:
         "yaxis.tickvals": [at for at, _ in ticks],
         "yaxis.ticktext": [label for _, label in ticks],
         "yaxis.tickfont.size": min(12, max(6, 0.9 * px)),
-        "shapes": plotly_parts.behind(places, STRIPE),
+        "shapes": plotly_parts.behind(places, STRIPE, at_once=True),
         "annotations": plotly_parts.headings(places) + nothing,
     }
 

@@ -47,7 +47,8 @@ function patternCell({ fill, pattern, escaped }, tint = 0) {
 
 // Give an element a place or a size, in px.
 function lay(node, sizes) {
-  for (const [name, px] of Object.entries(sizes)) node.style[name] = `${px}px`;
+  for (const [name, px] of Object.entries(sizes))
+    if (node.style[name] !== `${px}px`) node.style[name] = `${px}px`; // to set it costs even if it stays
 }
 
 const focused = (node) => node.getRootNode().activeElement;

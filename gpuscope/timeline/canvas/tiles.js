@@ -110,8 +110,9 @@ const fillOf = (context, look, tint) =>
   (look.pattern ? context.createPattern(patternCell(look, tint), "repeat") : look.fill);
 
 // Write a number with so many digits after its point.
+const decimals = [];
 const decimal = (value, digits) =>
-  value.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  (decimals[digits] ??= new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits })).format(value);
 
 function durationOf(ns) {
   const [unit, size] = UNITS.find(([, least]) => Math.abs(ns) >= least) ?? ["ns", 1];
@@ -131,7 +132,7 @@ function paintTiles(model, root, tell) {
   const context = canvas.getContext("2d");
   const tip = h("div", { class: "gpuscope-tip", hidden: true, role: "tooltip" });
   let plot = null, scene = {}, base = null, fills = [], kept = new Map(), widths = new Map();
-  let asked = 0, news = 0, words = 0, shown = "", filled = "", image = null, frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
+  let asked = 0, news = 0, words = 0, shown = "", filled = "", told = "", image = null, frame = 0, tickFrame = 0, ticked = [0, 0], tickvals = null, seen = [];
   let bars = [], marked = [], lanes = []; // track → whether its spans are painted; the marks; waits
   const partFills = new Map();
   let sweeping = null; // a range that the kernel does not know yet
@@ -231,10 +232,13 @@ function paintTiles(model, root, tell) {
     shown = now + words;
     const right = plot._fullLayout._size.r; // in which words stand
     const [wide, tall] = [Math.round((width + right) * ratio), Math.round(height * ratio)];
-    if (canvas.width !== wide || canvas.height !== tall) Object.assign(canvas, { width: wide, height: tall });
+    if (canvas.width !== wide || canvas.height !== tall) {
+      Object.assign(canvas, { width: wide, height: tall });
+      told = "";
+    }
     lay(canvas, { left: xaxis._offset, top: yaxis._offset, width: width + right, height });
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
-    context.clearRect(0, 0, width + right, height);
+    context.clearRect(0, 0, width + 1, height);
     const px = width / (high - low), x = (time) => (time - low) * px;
     const view = { low, high, width, px, x, scale: height / scene.height };
     const [pieces, missing, soon] = cover(low, high, width);
@@ -261,7 +265,7 @@ function paintTiles(model, root, tell) {
     paintMarks(pieces, view, hidden);
     paintStretch(view, height);
     context.restore();
-    paintShares(view);
+    paintShares(view, right, height);
     paintOverview(low, high);
     if (missing.length) request([...missing, ...soon].slice(0, WANTED));
     else requestAnimationFrame(() => setTimeout(() => request(soon.slice(0, WANTED))));
@@ -323,8 +327,6 @@ function paintTiles(model, root, tell) {
       const bottom = Math.min(canvas.height, Math.round((top + 2) * view.scale * ratioY) + px);
       const shares = sharesOf(pieces, groups, view.low, step, wide);
       const tall = new Float64Array(groups.length), there = new Array(groups.length);
-      const tops = groups.map(() => new Uint16Array(wide)); // of each in the stack, in px from the bottom
-      let most = 0;
       for (let x = 0; x < wide; x++) {
         let total = 0;
         for (let k = 0; k < tall.length; k++) {
@@ -333,14 +335,9 @@ function paintTiles(model, root, tell) {
           there[k] = tall[k] > 0 || instants[k].has(x);
         }
         fit(tall, there, total, px, Math.round(scene.least * ratio), Math.round(scene.free * ratio));
-        for (let k = 0, sum = 0; k < tall.length; k++) tops[k][x] = sum += tall[k];
-        most = Math.max(most, tops.at(-1)[x]);
-      }
-      // Line by line, as pixels lie in memory; what is lower in the stack is painted over the rest.
-      for (let k = tall.length - 1; k >= 0; k--) {
-        const till = tops[k], colour = colours[k];
-        for (let up = 0, at = (bottom - 1) * wide; up < most && at >= 0; up++, at -= wide)
-          for (let x = 0; x < wide; x++) if (till[x] > up) pixels[at + x] = colour;
+        // Column by column: to ask in each line which columns reach it takes three times as long.
+        for (let k = 0, sum = 0, up = 0, at = (bottom - 1) * wide + x; k < tall.length; k++)
+          for (sum += tall[k]; up < sum && at >= 0; up++, at -= wide) pixels[at] = colours[k];
       }
     });
   };
@@ -501,18 +498,24 @@ function paintTiles(model, root, tell) {
     return partFills.get(key);
   };
   // Write at the right of each row which share of the view it was busy for, and what its lane reaches to.
-  const paintShares = (view) => {
+  const paintShares = (view, right, height) => {
     const shares = model.get("state").shares ?? [], x = view.width + 6;
+    const lines = [[], []]; // of each font what is written, and where
+    scene.tops.forEach((top, place) => {
+      const words = shares[place] ?? [], middle = (top + scene.heights[place] / 2) * view.scale;
+      words.forEach((text, n) => lines[n].push([text, x, middle + 13 * (n - (words.length - 1) / 2)]));
+      if (lanes[place]?.axis) lines[1].push([`▔ ${durationOf(lanes[place].axis)}`, x, lanes[place].top + 5]);
+    });
+    const now = JSON.stringify([scene.ink, lines]);
+    if (now === told) return; // most views have the words of the one before
+    told = now;
+    context.clearRect(view.width + 1, 0, right, height);
     Object.assign(context, { textBaseline: "middle", fillStyle: scene.ink });
-    for (const n of [0, 1]) { // a font is set once: to read its name takes longer than to write
+    lines.forEach((written, n) => { // a font is set once: to read its name takes longer than to write
       context.font = (n ? 11 : 12) + FONT;
       context.globalAlpha = n ? 0.75 : 1;
-      scene.tops.forEach((top, place) => {
-        const words = shares[place] ?? [], middle = (top + scene.heights[place] / 2) * view.scale;
-        if (n in words) context.fillText(words[n], x, middle + 13 * (n - (words.length - 1) / 2));
-        if (n && lanes[place]?.axis) context.fillText(`▔ ${durationOf(lanes[place].axis)}`, x, lanes[place].top + 5);
-      });
-    }
+      for (const [text, left, y] of written) context.fillText(text, left, y);
+    });
     context.globalAlpha = 1;
   };
   // Shade the selected stretch of time, or the one that is being dragged.
@@ -589,6 +592,18 @@ function paintTiles(model, root, tell) {
       if (isOn() && !plot._dragging) showRange(...range());
     }, 120);
   };
+  const putTicks = (ticks, low, high) => {
+    clearTimeout(tickFrame);
+    for (const held of [plot._fullLayout.xaxis, plot.layout.xaxis]) Object.assign(held, ticks);
+    tickvals = ticks.tickvals;
+    ticked = [low, high];
+  };
+  // Have Plotly draw the ticks that are due with its own redraw at the end of a drag.
+  const settle = () => {
+    if (!isOn()) return;
+    const [low, high] = range(), axis = plot._fullLayout.xaxis, { title, ...ticks } = ticksOf(low, high, axis._length);
+    if (axis.tickmode === "array" && axis.title.text === title) putTicks(ticks, low, high);
+  };
   // Show a range of time. Where it is all that changes, Plotly redraws one axis and not the plot,
   // which takes three times as long: so ticks are put where it finds them.
   const showRange = (low, high) => {
@@ -597,9 +612,7 @@ function paintTiles(model, root, tell) {
     const changes = { "xaxis.range": [low / 1e3, high / 1e3] };
     if (axis.tickmode !== "array" || axis.title.text !== title)
       Object.assign(changes, { "xaxis.tickmode": "array", "xaxis.tickvals": ticks.tickvals, "xaxis.ticktext": ticks.ticktext, "xaxis.title.text": title });
-    for (const held of [axis, plot.layout.xaxis]) Object.assign(held, ticks);
-    tickvals = ticks.tickvals;
-    ticked = [low, high];
+    putTicks(ticks, low, high);
     tip.hidden = true; // what it tells of is elsewhere now
     plotly().relayout(plot, changes);
   };
@@ -822,7 +835,7 @@ function paintTiles(model, root, tell) {
   for (const [name, act] of heard) model.on(name, act);
   take();
   return {
-    attach, barAt, goTo, hover, isOn, move, save, sweep, show: showRange,
+    attach, barAt, goTo, hover, isOn, move, save, settle, sweep, show: showRange,
     row: (at) => {
       if (scene.live || !isOn()) return null;
       const point = pointAt(at), bar = hit(point), call = bar ? null : callAt(point);

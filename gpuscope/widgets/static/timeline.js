@@ -201,6 +201,7 @@ function attend(model, root, { search, help }) {
     const range = still ? null : layout?.xaxis?.range;
     // Before Plotly redraws what it has: the kernel works meanwhile.
     tell(range ? { do: "range", low: range[0], high: range[1], released: true } : { do: "hold", on: false });
+    if (range) tiles.settle();
     if (range) layout._rehover = null; // while it drags, Plotly hears of no pointer that leaves
   }, true);
   on(window, "pointercancel", () => {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,8 +11,10 @@ from hypothesis import strategies as st
 from patience import PATIENCE_S
 
 import gpuscope as gs
+from gpuscope import figures
 from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.canvas.plot import Plot
+from gpuscope.timeline.canvas.snapshot import STRIPE
 from gpuscope.timeline.scene import LANES, Scene, lanes_of
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.trace import Trace
@@ -161,6 +165,19 @@ def test_plotly_has_bars_for_its_legend_alone(shown):
     few = shown(kernels(3))
     (legend,) = [one for one in few.figure.data if one.type == "bar"]
     assert (legend.name, legend.meta, legend.y) == ("p: kernel", 0, (-100,))
+
+
+def test_the_stripes_of_a_page_are_one_shape_where_those_of_a_picture_are(shown):
+    timeline = shown(kernels(9))
+    drawn = [shape for shape in timeline.figure.layout.shapes if shape.type == "path"]
+    picture = [shape for shape in figures.timeline(kernels(9)).layout.shapes if shape.x1 == 1]
+    (path,) = [shape.path for shape in drawn]
+    edges = [tuple(map(float, edges)) for edges in re.findall(r"M0,([\d.]+)H1V([\d.]+)H0Z", path)]
+    assert edges == timeline.state.snapshot((0, 1), following=False).places.stripes
+    assert len(edges) == len(picture) == 2
+    assert {(shape.xref, shape.yref, shape.layer, shape.fillcolor) for shape in drawn} == {
+        (shape.xref, shape.yref, shape.layer, STRIPE) for shape in picture
+    }
 
 
 def test_an_export_has_the_bars_that_the_browser_paints(shown):

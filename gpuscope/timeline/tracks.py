@@ -309,7 +309,7 @@ class Tracks:
             "id": _integers(spans, "id"),
             "early": _integers(spans, "start_uncertainty_ns"),
             "late": _integers(spans, "end_uncertainty_ns"),
-            "samples": _samples(spans, group == Group.STACKS),
+            "samples": _samples(spans, (group == Group.STACKS)[alike]),
         }
         shown = track >= 0
         width = np.where(is_open, 0, end - start) if is_open.any() else end - start

@@ -67,6 +67,9 @@ class Causes:
         Kinds of edges that are worked out of times and names, as the trace does not tell them.
     rank
         Node → its place in the order of time.
+    elastic
+        Row → whether it is work that was launched because a query found other work done: when that
+        comes, it begins, and nobody waits.
     """
 
     rows: SpanRows
@@ -80,6 +83,7 @@ class Causes:
     threads: Ints
     inferred: tuple[str, ...]
     rank: Ints
+    elastic: Bools
 
     def of(self, *kinds: str) -> Bools:
         """Edge → whether it is of one of these kinds."""
@@ -144,7 +148,7 @@ def find_causes(trace: Trace) -> Causes:
     begin_ns = min(rows.zero_ns, int(rows.starts.min(initial=OPEN)))
     times = np.r_[np.stack([rows.starts, ends], axis=1).ravel(), begin_ns]
     add_work(work, ends, edges)
-    threads = _add_hosts(trace, work, times, edges)
+    threads, elastic = _add_hosts(trace, work, times, edges)
     kind, source, target, lag, key = (
         np.concatenate(columns) for columns in zip(*edges.columns, strict=True)
     )
@@ -161,7 +165,7 @@ def find_causes(trace: Trace) -> Causes:
     cause[target[last]] = last
     inferred = tuple(sorted(edges.inferred))
     return Causes(
-        rows, times, source, target, kind, lag, cause, work.times, threads, inferred, rank
+        rows, times, source, target, kind, lag, cause, work.times, threads, inferred, rank, elastic
     )
 
 
@@ -179,8 +183,11 @@ def _ranks(times: Ints, source: Ints, target: Ints) -> Ints:
 
 
 # -- the host ---------------------------------------------------------------------------------
-def _add_hosts(trace: Trace, work: WorkParts, times: Ints, edges: Edges) -> Ints:
-    """Add what starts and ends of the host's rows had to follow; returns node → thread."""
+def _add_hosts(trace: Trace, work: WorkParts, times: Ints, edges: Edges) -> tuple[Ints, Bools]:
+    """Add what starts and ends of the host's rows had to follow.
+
+    Returns node → thread, and row → whether it is elastic.
+    """
     rows = work.rows
     threads, nodes = _threads(trace, rows, times)
     begin = len(times) - 1
@@ -189,7 +196,7 @@ def _add_hosts(trace: Trace, work: WorkParts, times: Ints, edges: Edges) -> Ints
     previous[is_first] = begin
     before = np.full(len(times), begin)
     before[nodes] = previous
-    is_wait, at_least = _add_waits(trace, work.orders.last, rows, before, times, edges)
+    is_wait, at_least, elastic = _add_waits(trace, work, before, threads, times, edges)
     blocked, least_ns = _add_full_queues(rows, times, edges)
     is_wait[blocked], at_least[blocked] = True, least_ns
     if trace.metadata.time_base != "virtual":
@@ -207,7 +214,7 @@ def _add_hosts(trace: Trace, work: WorkParts, times: Ints, edges: Edges) -> Ints
     least = np.where(is_wait[nodes], np.minimum(took, at_least[nodes]), took)
     for kind, which in (("start-up", is_first), ("host", ~is_first)):
         edges.add(kind, previous[which], nodes[which], least[which], times[previous[which]])
-    return threads
+    return threads, elastic
 
 
 def _threads(trace: Trace, rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:
@@ -288,21 +295,20 @@ def _add_full_queues(rows: SpanRows, times: Ints, edges: Edges) -> tuple[Ints, I
 
 
 def _add_waits(
-    trace: Trace, last: Ints, rows: SpanRows, before: Ints, times: Ints, edges: Edges
-) -> tuple[Bools, Ints]:
+    trace: Trace, works: WorkParts, before: Ints, threads: Ints, times: Ints, edges: Edges
+) -> tuple[Bools, Ints, Bools]:
     """Add which work the host's calls waited for.
 
     Returns node → whether work bound it, and how long it takes without work to wait for: as long
     as the shortest call of its name, and no longer than it takes to see work done; where a record
-    or a wait was queued right before, until that is seen done.
+    or a wait was queued right before, until that is seen done. And row → whether it is elastic.
 
     Parameters
     ----------
-    last
-        Row → the row that ended last of what was queued with it.
-    before
-        Node → the one before it on its thread.
+    before, threads
+        Node → the one before it on its thread; its thread.
     """
+    rows, last = works.rows, works.orders.last
     work, call = rows.edges_of("host wait")
     work = last[work]  # who waits for a node, waits for its graph
     in_time = times[2 * work + 1] <= times[2 * call + 1]
@@ -315,7 +321,12 @@ def _add_waits(
     pairs.append(_done_handles(rows, times))
     work, call = (np.concatenate(chunks) for chunks in zip(*pairs, strict=True))
     code, names = rows.coded("name")
-    polls = np.array([bool(_POLL.search(name or "")) for name in names])[code[call]]
+    polls = np.array([bool(_POLL.search(name or "")) for name in names])
+    looks = _only_looks(rows, call, polls[code], before)
+    elastic = _behind_looks(rows, threads, times, call[looks])
+    waits = ~looks & ~elastic[work]
+    work, call = work[waits], call[waits]
+    polls = polls[code[call]]
     of_handles = rows.having("kind", ("handle",))[call]
     since = np.where(of_handles, before[2 * call + 1], 2 * call)
     since[polls] = before[2 * call[polls]]
@@ -341,7 +352,37 @@ def _add_waits(
     queues &= (rows.streams[last] == rows.streams[call]) & (before[2 * call] % 2 == 1)
     seen_ns = least[code[call]] - (times[2 * call] - times[2 * last + 1])
     at_least[2 * call + 1] = np.maximum(shortest[code[call]], np.where(queues, seen_ns, 0))
-    return bound, at_least
+    return bound, at_least, elastic
+
+
+def _only_looks(rows: SpanRows, call: Ints, is_poll: Bools, before: Ints) -> Bools:
+    """Return which calls do not wait for work, but look whether it is done and go on if not.
+
+    A query that follows another is of a loop of them, which waits.
+
+    Parameters
+    ----------
+    is_poll
+        Row → whether it is a query.
+    before
+        Node → the one before it on its thread.
+    """
+    earlier = np.minimum(before[2 * call] // 2, len(is_poll))
+    looks: Bools = is_poll[call] & ~np.r_[is_poll, False][earlier]
+    return looks & ~rows.having("kind", ("handle",))[call]
+
+
+def _behind_looks(rows: SpanRows, threads: Ints, times: Ints, looked: Ints) -> Bools:
+    """Return which copies were launched by the next call after one that only looked."""
+    is_elastic = np.zeros(len(rows.ids), bool)
+    if not len(looked):
+        return is_elastic
+    calls = np.flatnonzero(rows.having("kind", ("api", "sync", "event")))
+    calls = calls[np.lexsort((times[2 * calls], threads[2 * calls]))]
+    after = np.isin(calls[:-1], looked) & (threads[2 * calls[1:]] == threads[2 * calls[:-1]])
+    behind = np.zeros(len(rows.ids) + 1, bool)
+    behind[calls[1:][after]] = True
+    return rows.having("kind", ("memcpy",)) & behind[rows.calls]
 
 
 def _done_handles(rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:

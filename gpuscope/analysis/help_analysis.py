@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -11,8 +11,9 @@ import numpy as np
 from gpuscope._checks import SeveralOf, door
 from gpuscope._text import percent
 from gpuscope.analysis.causes import find_causes
-from gpuscope.analysis.help_cases import Basis, View, cases
-from gpuscope.analysis.path_columns import ENDING, last_node
+from gpuscope.analysis.help_cases import TWICE, Basis, cases
+from gpuscope.analysis.help_view import View
+from gpuscope.analysis.path_columns import ending, last_node
 from gpuscope.analysis.ranks_analysis import ranks
 from gpuscope.analysis.result import Result, Row, about
 from gpuscope.analysis.sm_schedule import SmSchedule
@@ -67,10 +68,17 @@ class Change:
     why: Annotated[str, "why"]
     code: Annotated[str, "to try it"]
 
+    @property
+    def is_mend(self) -> bool:
+        """Whether its gain is that of a mend: not the most that one could have, and no what-if."""
+        return self.basis == "recording" and self.change != TWICE
+
 
 @dataclass(frozen=True)
 class HelpResult(Result):
-    """Changes, the one with the greatest gain first; those without any gain are among them.
+    """Changes; those without any gain are among them.
+
+    First the mends whose gain the recording tells, then what gains at most so much, each by gain.
 
     Attributes
     ----------
@@ -149,29 +157,41 @@ def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> H
     low_ns, high_ns = window_ns or (int(causes.times[-1]), int(causes.times.max()))
     node = last_node(causes, high_ns)
     view = View(trace, causes, node, low_ns, high_ns)
-    changes = sorted(_changes(view, node), key=lambda change: (-change.gain_ns, -change.high_ns))
-    return HelpResult(int(causes.times[node]) - low_ns, tuple(changes), **about(trace))
+    span_ns = int(causes.times[node]) - low_ns
+    return HelpResult(span_ns, _in_order(_changes(view, node), span_ns), **about(trace))
+
+
+def _in_order(changes: Iterable[Change], span_ns: int) -> tuple[Change, ...]:
+    """Return mends whose gain is worth telling first, then what gains at most so much."""
+    least_ns = WORTH * span_ns
+    return tuple(
+        sorted(
+            changes,
+            key=lambda change: (
+                not (change.is_mend and change.low_ns >= least_ns),
+                -change.gain_ns,
+                -change.high_ns,
+            ),
+        )
+    )
 
 
 def _changes(view: View, node: int) -> Iterator[Change]:
     """Yield what each change would gain: of those that touch the path, those about most of it."""
     causes, passes, schedule = view.causes, 0, SmSchedule.of(view.causes)
     is_end = np.zeros(len(causes.times), bool)
-    launching = np.unique(view.rows.threads[causes.rows.calls])
-    # Of work, and of threads that launch: others feed these. What ends later, nobody saw end.
+    is_end[1:-1:2] = ending(causes)
     ends = causes.target[view.kept & (causes.times[causes.target] <= causes.times[node])]
-    owner = np.r_[view.rows.threads, -1][np.minimum(ends // 2, len(view.rows.ids))]
-    is_end[ends[(owner < 0) | np.isin(owner, launching)]] = True
-    is_end[1:-1:2] &= causes.rows.having("kind", ENDING)
+    is_end &= np.isin(np.arange(len(is_end)), ends)
     looks = causes.of("host wait") & view.rows.having("kind", ("handle",))[view.row]
     polls = (looks & view.on_path).any()
     competes = (causes.of("SMs held", "priority", "copy engine") & view.kept).any()
     end_ns = int(causes.times[node])
     scheduled_ns = schedule.forward(causes.lag, view.kept)[is_end].max() if schedule else 0
     most = max(_FEWEST, min(_PASSES, _EDGES // len(view.kept)))
-    promising = [(int(view.saved_ns(case)[view.on_path].sum()), case) for case in cases(view)]
+    promising = [(int(case.saved_ns(view)[view.on_path].sum()), case) for case in cases(view)]
     for promise_ns, case in sorted(promising, key=lambda promise: -promise[0]):
-        gain_ns, low_ns, saved_ns = 0, 0, view.saved_ns(case)
+        gain_ns, low_ns, saved_ns = 0, 0, case.saved_ns(view)
         is_scheduled = schedule is not None and case.basis == "recording"
         if promise_ns or is_scheduled:
             passes += 1
@@ -214,4 +234,4 @@ def help_in_steps(trace: Trace) -> HelpResult:
     about = f"rank {late.rank}" + f", {late.line}" * bool(late.line)
     keep_up = Change(_KEEP_UP, about, *bounds, "bound", why, "gs.analysis.ranks(trace)")
     changes = [keep_up, *(change for change in result.changes if change.change != _KEEP_UP)]
-    return replace(result, changes=tuple(sorted(changes, key=lambda change: -change.gain_ns)))
+    return replace(result, changes=_in_order(changes, result.span_ns))

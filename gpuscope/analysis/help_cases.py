@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from gpuscope._types import Bools, Floats, Ints
-from gpuscope.analysis.causes import Causes
+from gpuscope.analysis.help_view import PAUSE_NS, View
 from gpuscope.analysis.idle_analysis import MEMORY_CALL
-from gpuscope.analysis.path_columns import CALLS, around, next_call
-from gpuscope.trace.columns import combined, rows_of
-from gpuscope.trace.model import Trace
+from gpuscope.analysis.path_columns import around
+from gpuscope.analysis.span_rows import OPEN
+from gpuscope.analysis.standstill import Standstills
+from gpuscope.trace.columns import combined
 from gpuscope.trace.naming import kernel_name, range_labels, ranges_in, stream_names
 from gpuscope.trace.sites import lines_of
 
 Basis: TypeAlias = Literal["bound", "recording"]
-_MOST = 4
-"""Changes of each sort that are tried: those about what takes most of the path."""
+TWICE = "make the kernel twice as fast"
+"""What nobody knows how to do, if at all."""
 _ALIKE = 20
 """Gaps between calls, beside another thread and without it, that a comparison needs."""
 _SLOWER = 1.05
@@ -28,11 +29,10 @@ _SLOWER = 1.05
 _CALL_NS, _NODE_NS = 10_000, 1_000
 """About what a call takes that launches a graph, queues a copy or finds work done; and what a node
 of a graph costs the host."""
-_PAUSE_NS = 50_000
-"""Between two calls: what takes longer is the program, not the libraries that it calls."""
-_SWITCH_NS, _SWITCHES = 5_000_000, 0.1
-"""``sys.getswitchinterval()``, after which a thread gets the interpreter that another one computes
-in; and how much later it has it, as a share."""
+_SELECTS = re.compile("(?i)DeviceSelect|DeviceCompact|nonzero")
+"""Kernels that write as much as a mask selects: the host has to know how much that is before."""
+_CUT = 0.1
+"""Share of ranges with a wait between launches, up to which their launches are a graph."""
 _RUN = 16
 """Launches of a graph at least, without a pause or a wait for the GPU between them."""
 _LONG_NS = 20_000
@@ -42,7 +42,7 @@ _PINNED_BYTES_PER_US = 50_000
 
 
 _CODE = {
-    "make the kernel twice as fast": "gs.what_if(trace, faster={{{0!r}: 2}})",
+    TWICE: "gs.what_if(trace, faster={{{0!r}: 2}})",
     "give it a larger partition": "gpu.carve({{{0!r}: …}})",
     "pin the memory": "tensor.pin_memory(), then copy with non_blocking=True",
     "copy beside kernels": "copy ahead, on a stream of its own",
@@ -59,6 +59,10 @@ _CODE = {
     "shorten the Python before": "profile the Python there",
     "do not pause": "profile the Python there",
     "give it a process of its own": "multiprocessing, or a queue between two programs",
+    "compile it once": "pass what changes at run time: no tl.constexpr, no specialised argument",
+    "do not block with a lock held": "wait for an event of one stream, outside the lock",
+    "keep off the legacy default stream": "launch on the stream that made the data",
+    "keep the mask on the GPU": "torch.where(mask, …), whose size does not depend on values",
 }
 """Change → how to try it; the braces stand for what it is about."""
 
@@ -89,117 +93,21 @@ class HelpCase:
         """How to try it."""
         return _CODE[self.change].format(self.name or self.about)
 
-
-class View:
-    """The edges of a window, as cases look at them.
-
-    Attributes
-    ----------
-    kept, on_path
-        Edge → whether it ends in the window; whether it is on the critical path, too.
-    row, before
-        Edge → row of its target and of its source.
-    lasts
-        Edge → how long it lasted, ns.
-    is_host, is_code
-        Edge → whether it is a thread's own time; whether between calls.
-    call, range
-        Edge of a thread → the call that it lies in, and the innermost range, −1 for none; of a
-        launch, the range of its call.
-    """
-
-    def __init__(self, trace: Trace, causes: Causes, node: int, low_ns: int, high_ns: int) -> None:
-        self.trace, self.causes, self.rows, self.low_ns = trace, causes, causes.rows, low_ns
-        source, target, times = causes.source, causes.target, causes.times
-        self.kept = (times[target] > low_ns) & (times[target] <= high_ns)
-        self.on_path = np.zeros(len(target), bool)
-        self.on_path[np.fromiter(causes.back_from(node), np.int64)] = True
-        self.on_path &= self.kept
-        last = len(self.rows.ids) - 1
-        self.row, self.before = (np.minimum(nodes // 2, last) for nodes in (target, source))
-        self.lasts = times[target] - times[source]
-        self.is_host = self.kept & causes.of("host", "turn")
-        whose = np.where(self.is_host, self.row, -1)
-        since = times[source]
-        self.call = around(causes, rows_of(trace, *CALLS), whose, since)
-        self.call[causes.of("turn")] = -1
-        self.is_code = self.is_host & (self.call < 0)
-        launched = causes.of("launch") & (source < 2 * last + 2)
-        whose = np.where(launched, self.before, whose)
-        self.range = around(causes, ranges_in(trace)[0], whose, since)
-
-    @cached_property
-    def line(self) -> Ints:
-        """Edge → number in :attr:`lines` of the call that it is in, comes before or launches."""
-        rows, host = self.rows, np.flatnonzero(self.is_host)
-        order = host[np.lexsort((host, self.causes.threads[self.causes.target[host]]))]
-        call = np.array(self.row)
-        call[order] = next_call(self.row[order], rows.having("kind", CALLS))
-        call = np.where(self.call >= 0, self.call, call)
-        site, sites = rows.coded("site")
-        code = np.where(site > 0, site, len(sites) + rows.coded("name")[0])
-        number = {line: at for at, line in enumerate(self.lines)}
-        numbers = np.array([number[line] for line in self._words])
-        return np.where(call >= 0, numbers[code[call]], -1)
-
-    @cached_property
-    def _words(self) -> list[str]:
-        sites, names = (self.rows.coded(name)[1] for name in ("site", "name"))
-        return [*(str((*lines_of(text), "")[0]) for text in sites), *map(str, names)]
-
-    @cached_property
-    def lines(self) -> list[str]:
-        """Lines of the program, and names of calls whose lines are not known."""
-        return list(dict.fromkeys(self._words))
-
-    @cached_property
-    def pauses(self) -> Bools:
-        """Edge → whether it is a thread's time between two calls that is the program's own."""
-        return self.is_code & (self.causes.lag > _PAUSE_NS)
-
-    @cached_property
-    def switches(self) -> Bools:
-        """Edge → whether its thread waited for the interpreter, if most of its pauses are such."""
-        lag = self.causes.lag
-        count = np.round(lag / _SWITCH_NS)
-        late_ns = lag - count * _SWITCH_NS
-        switched: Bools = self.pauses & (late_ns >= 0) & (late_ns <= _SWITCHES * count * _SWITCH_NS)
-        is_most = switched.sum() >= _ALIKE and 2 * lag[switched].sum() > lag[self.pauses].sum()
-        return switched if is_most else np.zeros(len(lag), bool)
-
-    def each(
-        self, which: Bools, keys: Ints, label: Callable[[int], str]
-    ) -> Iterator[tuple[str, Bools]]:
-        """Yield some edges by key, with what that is called: those that take most of the path."""
-        which = which & self.kept & (keys >= 0)
-        first, code = combined(keys[which])
-        distinct = keys[which][first]
-        lasts = self.lasts[which]
-        on_path, every = (
-            np.bincount(code, weights=ns, minlength=len(distinct))
-            for ns in (lasts * self.on_path[which], lasts)
-        )
-        for key in distinct[np.lexsort((-every, -on_path))][:_MOST].tolist():
-            yield label(key), which & (keys == key)
-
-    def saved_ns(self, case: HelpCase) -> Ints:
+    def saved_ns(self, view: View) -> Ints:
         """Return edge → how much less long it would last; more than it did if it were gone."""
-        lag = self.causes.lag
-        shorter = np.where(case.shorter, np.maximum(lag - case.lag, 0), 0).astype(np.int64)
-        return np.where(self.kept, np.where(case.gone, self.lasts + 1, shorter), 0)
-
-    def inside(self, rows: Ints) -> Bools:
-        """Edge → whether it is in one of these calls."""
-        calls = np.zeros(len(self.rows.ids) + 1, bool)
-        calls[rows] = True
-        return self.is_host & (self.call >= 0) & calls[self.call]
+        lag = view.causes.lag
+        shorter = np.where(self.shorter, np.maximum(lag - self.lag, 0), 0).astype(np.int64)
+        return np.where(view.kept, np.where(self.gone, view.lasts + 1, shorter), 0)
 
 
 def cases(view: View) -> Iterator[HelpCase]:
     """Yield what might help."""
-    sorts = (_of_work, _larger_partitions, _of_orders, _of_waits, _memory, _graphs, _of_hosts)
-    for sort in (*sorts, _own_process):
+    sorts = (_of_work, _larger_partitions, _of_orders, _of_waits, _memory, _graphs, _own_process)
+    for sort in sorts:
         yield from sort(view)
+    standstills = Standstills(view)
+    yield from _of_standstills(view, standstills)
+    yield from _of_hosts(view, view.pauses & standstills.unexplained)
 
 
 def _of_work(view: View) -> Iterator[HelpCase]:
@@ -211,7 +119,7 @@ def _of_work(view: View) -> Iterator[HelpCase]:
     kernels = runs & rows.having("kind", ("kernel", "graph"))[view.row]
     for about, which in view.each(kernels, name[view.row], lambda key: str(names[key])):
         waiting = holds & rows.having("name", (about,))[view.before]
-        words = "make the kernel twice as fast", kernel_name(about), which | waiting, half
+        words = TWICE, kernel_name(about), which | waiting, half
         yield HelpCase(*words, basis="recording", name=about)
     functions = runs & rows.having("kind", ("host function",))[view.row]
     site, sites = rows.coded("site")
@@ -261,6 +169,8 @@ def _of_orders(view: View) -> Iterator[HelpCase]:
     both = rows.streams[view.row], rows.streams[view.before]
     for about, which in view.each(causes.of("stream order") & apart, both[0], name):
         yield HelpCase("use another stream", about, gone=which)
+    for about, which in view.each(causes.of("legacy default stream"), both[1], name):
+        yield HelpCase("keep off the legacy default stream", about, gone=which)
     for about, which in view.each(causes.of("SMs held", "priority"), both[0], name):
         yield HelpCase("give it priority or a partition", about, gone=which)
     first, pair = combined(*(np.unique(streams, return_inverse=True)[1] for streams in both))
@@ -281,7 +191,22 @@ def _of_waits(view: View) -> Iterator[HelpCase]:
         for about, which in view.each(of, view.line, view.lines.__getitem__):
             beside = view.is_host & (view.line == view.line[which][0])
             inside = view.inside(view.row[which])
-            yield HelpCase(change, about, inside, _CALL_NS, which, beside=beside)
+            is_mask = of is waits and _is_of_masks(view, view.before[which])
+            words = "keep the mask on the GPU" if is_mask else change
+            yield HelpCase(words, about, inside, _CALL_NS, which, beside=beside)
+
+
+def _is_of_masks(view: View, copies: Ints) -> bool:
+    """Whether most of what a host waited for are counts of what a mask selects."""
+    rows = view.rows
+    (order, _), (places, _) = rows.queues, rows.latest
+    selects = np.array([bool(_SELECTS.search(str(text))) for text in rows.coded("name")[1]])
+    at = np.where(places[copies] >= 0, places[copies] + 1, len(order))
+    following = np.r_[order, -1][np.minimum(at, len(order))]
+    is_count = rows.having("kind", ("memcpy",))[copies] & (following >= 0)
+    is_count &= selects[rows.coded("name")[0][following]]
+    is_count &= rows.streams[following] == rows.streams[copies]
+    return bool(2 * is_count.sum() > len(copies))
 
 
 def _memory(view: View) -> Iterator[HelpCase]:
@@ -303,23 +228,48 @@ def _graphs(view: View) -> Iterator[HelpCase]:
     ends, ranges = np.r_[causes.times[1::2], 0], ranges_in(view.trace)[0]
     of_range = np.where(view.range >= 0, label[view.range], -1)
     host = np.where(view.is_host, view.row, -1)
+    launching = np.zeros(len(ends), bool)
+    launching[causes.rows.calls] = True
     for about, which in view.each(view.is_host | launches, of_range, labels.__getitem__):
         spans = ranges[label[ranges] == labels.index(about)]
         within = around(causes, spans, host, since)
         inside = view.is_host & (within >= 0) & (causes.times[causes.target] <= ends[within])
         total = np.bincount(within[inside], causes.lag[inside], len(ends))
         calls = np.count_nonzero(np.bincount(within[inside]))
-        if np.count_nonzero(which & launches) >= 2 * calls:
+        cut = _cut_by_waits(view, np.where(inside, within, -1), launching)
+        if np.count_nonzero(which & launches) >= 2 * calls and cut <= _CUT * calls:
             share = _CALL_NS / np.maximum(total[within], _CALL_NS)
             yield HelpCase("record as one graph", about, inside, causes.lag * share)
-    launching = np.zeros(len(ends), bool)
-    launching[causes.rows.calls] = True
-    short = view.is_host & (view.range < 0) & (causes.lag <= _PAUSE_NS) & _in_runs(view)
+    short = view.is_host & (view.range < 0) & (causes.lag <= PAUSE_NS) & _in_runs(view)
     short &= launching[np.where(view.call >= 0, view.call, view.row)]
     process, quick = view.rows.processes[view.row], view.is_host & ~view.pauses
     for about, which in view.each(short, process, "launches of process {}".format):
         beside = quick & (process == process[which][0])
         yield HelpCase("record as graphs", about, which, _NODE_NS // 2, beside=beside)
+
+
+def _cut_by_waits(view: View, within: Ints, launching: Bools) -> int:
+    """Return in how many ranges something is launched behind a wait: no graph has both.
+
+    Parameters
+    ----------
+    within
+        Edge → the range, −1 for none.
+    launching
+        Row → whether it launches work.
+    """
+    causes, rows = view.causes, view.rows
+    waiting = np.r_[rows.having("kind", ("sync",)), False]
+    waiting[view.row[causes.of("host wait")]] = True
+    waiting[:-1] &= ~rows.having("kind", ("handle",))
+    since = causes.times[causes.source]
+    waited_ns, launched_ns = np.full(len(launching), OPEN), np.full(len(launching), -1)
+    waits, launches = (
+        (within >= 0) & (view.call >= 0) & does[view.call] for does in (waiting, launching)
+    )
+    np.minimum.at(waited_ns, within[waits], since[waits])
+    np.maximum.at(launched_ns, within[launches], since[launches])
+    return int(np.count_nonzero(launched_ns > waited_ns))
 
 
 def _in_runs(view: View) -> Bools:
@@ -339,12 +289,23 @@ def _in_runs(view: View) -> Bools:
     return inside
 
 
-def _of_hosts(view: View) -> Iterator[HelpCase]:
+def _of_standstills(view: View, standstills: Standstills) -> Iterator[HelpCase]:
+    """No pauses of a thread but the usual ones, where it is known why it stands still."""
+    for change, found in (
+        ("compile it once", standstills.compiled),
+        ("do not block with a lock held", standstills.blocked),
+        ("give it a process of its own", standstills.switched),
+    ):
+        for pauses in found:
+            which = pauses.edges & view.kept
+            yield HelpCase(change, pauses.about, which, pauses.usual_ns, basis="recording")
+
+
+def _of_hosts(view: View, pauses: Bools) -> Iterator[HelpCase]:
     """Less Python before the calls of a line, and outside of all ranges.
 
     Where lines are known at all, what no line launched is no Python's, such as autograd's.
     """
-    pauses = view.pauses & ~view.switches
     site, sites = view.rows.coded("site")
     if site.any():
         python_lines = {str(lines[0]) for text in sites if (lines := lines_of(text))}
@@ -357,17 +318,9 @@ def _of_hosts(view: View) -> Iterator[HelpCase]:
 
 
 def _own_process(view: View) -> Iterator[HelpCase]:
-    """Each thread without what it takes longer between calls while another is there.
-
-    Where the other one never calls CUDA it shows by when the interpreter goes from one to the
-    other: a pause lasts one switch interval, or a few.
-    """
+    """Each thread without what it takes longer between calls while another is there."""
     causes, who = view.causes, view.rows.threads[view.row]
     process = view.rows.processes[view.row]
-    if view.switches.any():
-        about = "another thread computes in Python and holds the interpreter lock"
-        beside = view.is_host & np.isin(who, who[view.switches])
-        yield HelpCase("give it a process of its own", about, view.switches, beside=beside)
     at = causes.times[causes.target]
     for thread in np.unique(who[view.is_host]).tolist():
         code = view.is_code & (who == thread)

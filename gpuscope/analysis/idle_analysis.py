@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, TypeAlias
 
@@ -191,9 +192,17 @@ def window_of(trace: Trace, window_ns: tuple[int, int] | None) -> tuple[int, int
     return window
 
 
-def gaps_of_gpus(trace: Trace, low: int, high: int) -> tuple[Ints, Ints, Ints, int]:
-    """Return begin and end of each GPU's gaps, the row that ended each or −1, and how many GPUs."""
-    rows = rows_of(trace, *GPU_WORK)
+def gaps_of_gpus(
+    trace: Trace, low: int, high: int, kinds: Sequence[str] = GPU_WORK
+) -> tuple[Ints, Ints, Ints, int]:
+    """Return begin and end of each GPU's gaps, the row that ended each or −1, and how many GPUs.
+
+    Parameters
+    ----------
+    kinds
+        Of rows between which nothing is a gap.
+    """
+    rows = rows_of(trace, *kinds)
     starts = trace.array("start_ns")[rows]
     ends = np.where(is_open(trace)[rows], LATEST_NS, trace.array("end_ns", fill=0)[rows])
     first, device = combined(trace.array("device", fill=-1)[rows] + 1)

@@ -41,10 +41,21 @@ Column = tuple[Ints, list[Any]]
 """Part → number of its value, and the values."""
 
 
-def last_node(causes: Causes, until_ns: int = OPEN - 1) -> int:
-    """Return the end of the last work or call that ended by a time."""
+def ending(causes: Causes) -> Bools:
+    """Row → whether a program may end with it: work that is not elastic, calls of who launches it.
+
+    Other threads feed these, and what they wait for holds nothing up by itself.
+    """
     rows = causes.rows
-    last = np.flatnonzero(rows.having("kind", ENDING) & (rows.ends <= until_ns))
+    calls = rows.calls[rows.calls >= 0]
+    of_launching = np.isin(causes.owners, causes.owners[calls]) if len(calls) else True
+    return rows.having("kind", ENDING) & (rows.is_work | of_launching) & ~causes.elastic
+
+
+def last_node(causes: Causes, until_ns: int = OPEN - 1) -> int:
+    """Return the end of the last work or call that ended by a time, of which the program ends."""
+    rows = causes.rows
+    last = np.flatnonzero(ending(causes) & (rows.ends <= until_ns))
     if not len(last):
         raise MissingEvidence("the trace holds no finished work and no call: no path leads to any")
     return 2 * int(last[np.lexsort((~rows.is_work[last], rows.ends[last]))[-1]]) + 1

@@ -127,7 +127,9 @@ def steps(trace: Trace) -> StepsResult:
 
     Warm-up ends before the first two steps in a row that are no longer than usual: than the median
     of all steps and three of their standard deviations, by the median deviation, or a tenth of the
-    median if that is more. The steady time ends with the last step and the work that it launched.
+    median if that is more. It ends before steps that take more than a tenth of the time longer than
+    usual, unless calls explain half of that which are new or never come again. The steady time ends
+    with the last step and the work that it launched.
     Without steps, it is from the first launch to the end of the last GPU work.
 
     Examples
@@ -170,7 +172,8 @@ def _steps(trace: Trace) -> StepsResult:
                 bounds, basis = on_gpu, f"{basis}, as their work ran: the host runs ahead"
             bases.append(basis)
             several += [Step(name, first, last, number, thread) for first, last in bounds.tolist()]
-            low.append(int(bounds[_warm_up(bounds[:, 1] - bounds[:, 0]), 0]))
+            warm = _warm_up(bounds[:, 1] - bounds[:, 0])
+            low.append(int(bounds[_told_by_news(trace, thread, bounds, warm), 0]))
             before = launched[chosen & (starts[calls] < bounds[-1, 1])]
             high.append(max(int(bounds[-1, 1]), int(ends[before].max(initial=0))))
     several.sort(key=lambda step: step.start_ns)
@@ -329,6 +332,47 @@ def _warm_up(lengths: Ints) -> int:
     usual = lengths <= median + max(_NOISE * noise, _TOLERANCE * median)
     settled = np.flatnonzero(usual[:-1] & usual[1:])
     return int(settled[0]) if len(settled) else 0
+
+
+def _told_by_news(trace: Trace, thread: int, bounds: Ints, warm: int) -> int:
+    """Return how many of the first steps are warm-up, by what they do that later steps do not.
+
+    What long first steps take is explained if half of it is calls that are new or never come again.
+    If more than a tenth of the time is not, the program does something there that is no warm-up.
+
+    Parameters
+    ----------
+    warm
+        How many of them are longer than usual.
+    """
+    lengths = bounds[:, 1] - bounds[:, 0]
+    if not warm:
+        return 0
+    more_ns = np.maximum(lengths[:warm] - int(np.median(lengths[warm:])), 0)
+    most_ns = _TOLERANCE * lengths.sum()
+    if more_ns.sum() <= most_ns:
+        return warm
+    starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
+    calls = rows_of(trace, "api", "sync", "event")
+    calls = calls[trace.array("thread", fill=-1)[calls] == thread]
+    calls = calls[np.argsort(starts[calls], kind="stable")]
+    name = codes(trace.spans.column("name"))[0]
+    launched = np.full(len(trace), -1)
+    by, work = linked_rows(trace.edges, trace.array("id"), "launch")
+    launched[by] = work
+    what = np.where(launched[calls] >= 0, name[launched[calls]] + 1, 0)
+    first, code = combined(name[calls], what)
+    settled = bounds[warm, 0]
+    last_ns = np.zeros(len(first), np.int64)
+    np.maximum.at(last_ns, code, starts[calls])
+    is_news = np.isin(np.arange(len(calls)), first) | (last_ns[code] < settled)
+    took_ns = starts[calls] - np.r_[bounds[0, 0], ends[calls][:-1]]
+    took_ns = np.where(is_news, np.maximum(took_ns, 0) + ends[calls] - starts[calls], 0)
+    step = np.searchsorted(bounds[:warm, 0], starts[calls], "right") - 1
+    inside = (step >= 0) & (starts[calls] < settled)
+    news_ns = np.bincount(step[inside], took_ns[inside], warm)
+    unexplained_ns = np.cumsum(np.where(2 * news_ns >= more_ns, 0, more_ns))
+    return int(np.searchsorted(unexplained_ns, most_ns, "right"))
 
 
 def compile_pauses_ns(trace: Trace) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from gpuscope._checks import door
 from gpuscope.analysis.critical_path_analysis import CriticalPathResult, greatest, steady_path
 from gpuscope.analysis.help_analysis import WORTH, Change, help_in_steps
-from gpuscope.analysis.idle_analysis import IdleResult, idle_causes
+from gpuscope.analysis.idle_analysis import IdleResult, gaps_of_gpus, idle_causes
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.ranks_analysis import ranks
 from gpuscope.analysis.steps_analysis import compile_pauses_ns, steps
@@ -15,12 +15,15 @@ from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding, Quantity, Severity, Shown, counts
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name
+from gpuscope.trace.schema import GPU_WORK
 
 HELD_UP = 0.05
 """Share of the time that ranks wait for one from which on that is told before all else."""
 IDLE = 0.1
 """Share of the time in which nothing ran from which on it is told first."""
 _SPANS, _NOT_WORTH_IT = 8, 3
+_COMPUTES = tuple(kind for kind in GPU_WORK if kind != "memcpy")
+"""Kinds of work but copies, beside which a GPU may do nothing."""
 
 
 @door(trace=Trace)
@@ -59,7 +62,9 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     if share >= IDLE:
         yield _of_idle(idle, share, span_ns, label)
     else:
-        yield _of_path(steady_path(trace), 1 - share)
+        begins, ends, _, _ = gaps_of_gpus(trace, begin_ns, end_ns, _COMPUTES)
+        kernels = 1 - int((ends - begins).sum()) / (span_ns * idle.devices)
+        yield _of_path(steady_path(trace), 1 - share, kernels)
     for finding in _of_stragglers(trace, span_ns):
         yield finding
         names_the_cause = True
@@ -96,9 +101,11 @@ def _of_idle(idle: IdleResult, share: float, span_ns: int, label: str) -> Findin
     return Finding("program.idle", "warning", subject, values, spans)
 
 
-def _of_path(path: CriticalPathResult, busy: float) -> Finding:
+def _of_path(path: CriticalPathResult, busy: float, kernels: float) -> Finding:
     whole_ns = max(path.end_ns - path.start_ns, 1)
     values: tuple[Quantity, ...] = (Quantity("busy", busy, "%"),)
+    if busy - kernels >= IDLE:
+        values += (Quantity("kernels", kernels, "%"),)
     subject = {}
     times_ns = {name: ns for name, ns in path.by("kernel").items() if name is not None}
     if times_ns:
@@ -127,10 +134,13 @@ def _of_stragglers(trace: Trace, span_ns: int) -> Iterator[Finding]:
 
 
 def _of_change(change: Change, span_ns: int) -> Finding:
-    values = (
+    subject = {"change": change.change, "about": change.about, "basis": change.basis}
+    most = Quantity("most", change.most_ns, "ns")
+    if change.basis == "bound":
+        share = Quantity("share", change.most_ns / span_ns, "%")
+        return Finding("program.may-help", "warning", subject, (most, share))
+    gain, share = (
         Quantity("gain", change.gain_ns, "ns"),
-        Quantity("most", change.most_ns, "ns"),
         Quantity("share", change.gain_ns / span_ns, "%"),
     )
-    subject = {"change": change.change, "about": change.about, "basis": change.basis}
-    return Finding("program.help", "warning", subject, values)
+    return Finding("program.help", "warning", subject, (gain, most, share))

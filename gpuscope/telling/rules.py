@@ -205,12 +205,15 @@ RULES = {
         "{samples} samples][: {who} {state}]"
     ),
     "program.busy": Rule(
-        "Something ran on the GPU for {busy} of the time[; {share} of the critical path is "
-        "{kernel}][, launched at {line}]"
+        "Something ran on the GPU for {busy} of the time[, kernels for {kernels}][; {share} of the "
+        "critical path is {kernel}][, launched at {line}]"
     ),
     "program.help": Rule(
         "What would help most: {change}[ ({about})]: {gain} sooner, {share} of the time; it takes "
         "{most} of the critical path"
+    ),
+    "program.may-help": Rule(
+        "What may help most: {change}[ ({about})]: at most {most} sooner, {share} of the time"
     ),
     "program.no-help": Rule("The program as a whole would hardly gain by any of these: {changes}"),
     "dry-queue.calls": Rule(

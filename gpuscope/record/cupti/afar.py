@@ -116,7 +116,7 @@ class RemoteReader:
             Nothing more comes: also what waits for more becomes rows.
         """
         for raw in buffers:
-            self.places.green |= self._records.read(raw)
+            self.places.take(self._records.read(raw))
         rows = Rows(over=over, open_since_ns=schema.LATEST_NS)
         self._links.drain(rows)
         ended = calls.rows(self._next, partitions)

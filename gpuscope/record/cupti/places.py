@@ -20,6 +20,7 @@ from gpuscope.device.owner import Owner
 from gpuscope.device.stream import Stream
 from gpuscope.device.views import PartitionView, StreamView
 from gpuscope.errors import GpuscopeError
+from gpuscope.record.cupti import layout
 from gpuscope.record.cupti.tables import Column, Columns
 from gpuscope.record.facts import info_facts, stream_facts
 from gpuscope.record.rows import partition_name
@@ -30,6 +31,8 @@ from gpuscope.trace.facts import DeviceFacts, StreamFacts
 FOREIGN_STREAM = 1_000_000_000
 """Streams that are none of ours are numbered from here, by context and CUPTI's number."""
 _STREAMS = 1_000_000
+_BLOCKING, _NULL = 1, 3
+"""Of ``CUpti_ActivityStreamFlag``: ..._FLAG_DEFAULT, which waits for the null stream, and that."""
 PER_THREAD_DEFAULT = 2
 """CUDA's handle of the per-thread default stream, another stream on each thread."""
 
@@ -46,6 +49,8 @@ class Known:
         Stream of the trace → facts, for every stream that work ran on.
     green
         Number of each green context → its SMs, 0 where CUPTI has not told.
+    stream_flags
+        CUPTI's numbers of context and stream → its ``CUpti_ActivityStreamFlag``.
     learned
         How often something was learned.
     numbers
@@ -59,6 +64,7 @@ class Known:
     uuids: dict[int, str | None] = field(default_factory=dict)
     streams: dict[int, StreamFacts] = field(default_factory=dict)
     green: dict[int, int] = field(default_factory=dict)
+    stream_flags: dict[tuple[int, int], int] = field(default_factory=dict)
     learned: int = 0
     numbers: dict[tuple[int, int], int] = field(default_factory=dict)
     facts: dict[int, StreamFacts] = field(default_factory=dict)
@@ -71,12 +77,25 @@ class Known:
         # The facts of a stream that is being learned may not be there yet.
         numbers = {at: ours for at, ours in numbers.items() if ours in facts}
         names = {context: names.copy() for context, names in self.names.copy().items()}
-        return Known(self.uuids, {}, self.green.copy(), 0, numbers, facts, names)
+        flags = self.stream_flags.copy()
+        return Known(self.uuids, {}, self.green.copy(), flags, 0, numbers, facts, names)
 
     def update(self, other: Known) -> None:
         """Take what another has learned by now."""
-        green = self.green | other.green
-        vars(self).update({**vars(other), "streams": self.streams, "green": green})
+        read = {name: vars(self)[name] | vars(other)[name] for name in ("green", "stream_flags")}
+        vars(self).update({**vars(other), "streams": self.streams, **read})
+
+    def take(self, records: dict[int, Columns]) -> None:
+        """Learn what CUPTI's records of contexts and streams tell, by their kind."""
+        if contexts := records.get(layout.CONTEXT):
+            is_green = contexts["is_green"] != 0
+            columns = (contexts[name][is_green].tolist() for name in ("context", "sm_count"))
+            self.green |= dict(zip(*columns, strict=True))
+        if streams := records.get(layout.STREAM):
+            context, stream, flag = (
+                streams[name].tolist() for name in ("context", "stream", "flag")
+            )
+            self.stream_flags |= dict(zip(zip(context, stream, strict=True), flag, strict=True))
 
     def partition_of(self, stream: object) -> str | None:
         """Return the partition of a stream that a guard selected."""
@@ -126,9 +145,12 @@ class Known:
                 sms = None if names else self.green.get(context)
                 home = "context" if sms is None else "green context"
                 size = f" ({sms} SMs)" if sms else ""
+                flag = self.stream_flags.get((context, stream))
                 self.streams[number] = StreamFacts(
                     name=f"stream {stream} of {home} {context}{size}",
                     partition=names[-1][1] if names else None,
+                    legacy_default=flag == _NULL,
+                    blocking=flag == _BLOCKING,
                 )
             else:
                 self.streams[number] = self.facts[number]

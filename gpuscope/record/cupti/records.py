@@ -243,8 +243,8 @@ class Records:
         return together(restore, *parts, *of_canaries)
 
     # -- from bytes -------------------------------------------------------------------
-    def read(self, raw: Array) -> dict[int, int]:
-        """Take the records of a buffer; returns the SMs of green contexts that they tell of."""
+    def read(self, raw: Array) -> dict[int, Columns]:
+        """Take the records of a buffer; returns those of contexts and streams, by their kind."""
         scan = layout.find_records(raw, self._sizes)
         self._completeness.add("received", sum(len(offsets) for offsets in scan.offsets.values()))
         if scan.unread and (scan.unread_kind or raw[-scan.unread :].any()):
@@ -265,11 +265,7 @@ class Records:
         if self.tells_waits and not self.noted:
             self.waits.take(records)
         self.ranges.take(records)
-        contexts = records.get(layout.CONTEXT)
-        if not contexts:
-            return {}
-        columns = (contexts[name][contexts["is_green"] != 0] for name in ("context", "sm_count"))
-        return dict(zip(*(column.tolist() for column in columns), strict=True))
+        return {kind: records[kind] for kind in (layout.CONTEXT, layout.STREAM) if kind in records}
 
     def _add(self, parts: list[Columns], columns: Columns) -> None:
         parts.append(columns)

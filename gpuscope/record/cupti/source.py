@@ -367,7 +367,7 @@ class CuptiSource(Source):
                 continue
             undo = self._keep()
             try:
-                self._places.green |= self._records.read(self._there(self._raw[number]))
+                self._places.take(self._records.read(self._there(self._raw[number])))
                 self._read_out.add(number)
             except BaseException:
                 if number not in self._read_out:

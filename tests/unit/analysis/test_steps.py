@@ -168,11 +168,31 @@ def test_warm_up_ends_with_two_usual_steps_in_a_row():
     program, starts = Program(), []
     for number, pause in enumerate((900, 20, 700, 30, *[20, 21, 22] * 5)):
         starts.append(program.at)
-        program.launch("k", pause=pause)
+        program.launch("tried" if pause == 700 else "k", pause=pause)
         program.range(f"step {number}", starts[-1])
     result = analysis.steps(program.trace())
     assert result.steady_ns[0] == starts[4]
     assert result.typical.length_ns == 25
+
+
+@pytest.mark.parametrize("more", [(), (900, 20, 700)])
+def test_long_steps_that_nothing_new_explains_are_no_warm_up(more):
+    program, starts = Program(), []
+    for number, pause in enumerate((5, *more, *[20, 21, 22] * 5)):
+        starts.append(program.at)
+        for at in range(4):
+            program.launch(f"k{at}", pause=pause)
+        program.range(f"step {number}", starts[-1])
+    assert analysis.steps(program.trace()).steady_ns[0] in starts[:2]
+
+
+def test_short_steps_that_are_longer_than_usual_are_warm_up_whatever_they_do():
+    program, starts = Program(), []
+    for number, pause in enumerate((20, 60, *[20, 21, 22] * 50)):
+        starts.append(program.at)
+        program.launch("k", pause=pause)
+        program.range(f"step {number}", starts[-1])
+    assert analysis.steps(program.trace()).steady_ns[0] == starts[2]
 
 
 def test_each_process_has_its_own_steps():

@@ -635,6 +635,22 @@ def test_streams_that_are_none_of_ours_have_cupti_s_number_and_a_name(world):
     assert found["m"]["stream"] != found["k"]["stream"]
 
 
+def test_records_of_streams_tell_which_wait_for_the_null_stream(world):
+    flags = {7: 3, 13: 1, 14: 2}  # CUPTI_ACTIVITY_STREAM_CREATE_FLAG_NULL, _DEFAULT, _NON_BLOCKING
+    with world.profile() as recording:
+        for stream, flag in flags.items():
+            world.cupti.write(layout.STREAM, context=1, stream=stream, flag=flag)
+        for stream in (*flags, 15):
+            world.gpu.foreign(f"k{stream}", stream=stream)
+    trace = recording.trace
+    facts = {
+        name: trace.metadata.streams[str(row["stream"])] for name, row in named(trace).items()
+    }
+    assert {name: (of.legacy_default, of.blocking) for name, of in facts.items()} == {
+        "k7": (True, False), "k13": (False, True), "k14": (False, False), "k15": (False, False),
+    }  # fmt: skip
+
+
 def test_streams_of_two_contexts_are_two_streams_whatever_their_numbers(monkeypatch):
     world = World(monkeypatch, gpus=2)
     with world.profile() as recording:

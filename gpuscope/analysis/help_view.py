@@ -1,0 +1,115 @@
+"""The edges of causes in a window, as changes and standstills of a program look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+import numpy as np
+
+from gpuscope._types import Bools, Ints
+from gpuscope.analysis.causes import Causes
+from gpuscope.analysis.path_columns import CALLS, around, next_call
+from gpuscope.trace.columns import combined, rows_of
+from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import ranges_in
+from gpuscope.trace.sites import lines_of
+
+_MOST = 4
+"""Groups that are looked at: those that take most of the path."""
+PAUSE_NS = 50_000
+"""Between two calls: what takes longer is the program, not the libraries that it calls."""
+
+
+class View:
+    """The edges of a window, as cases look at them.
+
+    Attributes
+    ----------
+    kept, on_path
+        Edge → whether it ends in the window; whether it is on the critical path, too.
+    row, before
+        Edge → row of its target and of its source.
+    lasts
+        Edge → how long it lasted, ns.
+    is_host, is_code
+        Edge → whether it is a thread's own time; whether between calls.
+    call, range
+        Edge of a thread → the call that it lies in, and the innermost range, −1 for none; of a
+        launch, the range of its call.
+    """
+
+    def __init__(self, trace: Trace, causes: Causes, node: int, low_ns: int, high_ns: int) -> None:
+        self.trace, self.causes, self.rows, self.low_ns = trace, causes, causes.rows, low_ns
+        source, target, times = causes.source, causes.target, causes.times
+        self.kept = (times[target] > low_ns) & (times[target] <= high_ns)
+        self.on_path = np.zeros(len(target), bool)
+        self.on_path[np.fromiter(causes.back_from(node), np.int64)] = True
+        self.on_path &= self.kept
+        last = len(self.rows.ids) - 1
+        self.row, self.before = (np.minimum(nodes // 2, last) for nodes in (target, source))
+        self.lasts = times[target] - times[source]
+        self.is_host = self.kept & causes.of("host", "turn")
+        whose = np.where(self.is_host, self.row, -1)
+        since = times[source]
+        self.call = around(causes, rows_of(trace, *CALLS), whose, since)
+        self.call[causes.of("turn")] = -1
+        self.is_code = self.is_host & (self.call < 0)
+        launched = causes.of("launch") & (source < 2 * last + 2)
+        whose = np.where(launched, self.before, whose)
+        self.range = around(causes, ranges_in(trace)[0], whose, since)
+
+    @cached_property
+    def coming(self) -> Ints:
+        """Edge of a thread → the call that it is in or comes before, −1 for none; else its row."""
+        host = np.flatnonzero(self.is_host)
+        order = host[np.lexsort((host, self.causes.threads[self.causes.target[host]]))]
+        call = np.array(self.row)
+        call[order] = next_call(self.row[order], self.rows.having("kind", CALLS))
+        return np.where(self.call >= 0, self.call, call)
+
+    @cached_property
+    def line(self) -> Ints:
+        """Edge → number in :attr:`lines` of the call that it is in, comes before or launches."""
+        rows, call = self.rows, self.coming
+        site, sites = rows.coded("site")
+        code = np.where(site > 0, site, len(sites) + rows.coded("name")[0])
+        number = {line: at for at, line in enumerate(self.lines)}
+        numbers = np.array([number[line] for line in self._words])
+        return np.where(call >= 0, numbers[code[call]], -1)
+
+    @cached_property
+    def _words(self) -> list[str]:
+        sites, names = (self.rows.coded(name)[1] for name in ("site", "name"))
+        return [*(str((*lines_of(text), "")[0]) for text in sites), *map(str, names)]
+
+    @cached_property
+    def lines(self) -> list[str]:
+        """Lines of the program, and names of calls whose lines are not known."""
+        return list(dict.fromkeys(self._words))
+
+    @cached_property
+    def pauses(self) -> Bools:
+        """Edge → whether it is a thread's time between two calls that is the program's own."""
+        return self.is_code & (self.causes.lag > PAUSE_NS)
+
+    def each(
+        self, which: Bools, keys: Ints, label: Callable[[int], str]
+    ) -> Iterator[tuple[str, Bools]]:
+        """Yield some edges by key, with what that is called: those that take most of the path."""
+        which = which & self.kept & (keys >= 0)
+        first, code = combined(keys[which])
+        distinct = keys[which][first]
+        lasts = self.lasts[which]
+        on_path, every = (
+            np.bincount(code, weights=ns, minlength=len(distinct))
+            for ns in (lasts * self.on_path[which], lasts)
+        )
+        for key in distinct[np.lexsort((-every, -on_path))][:_MOST].tolist():
+            yield label(key), which & (keys == key)
+
+    def inside(self, rows: Ints) -> Bools:
+        """Edge → whether it is in one of these calls."""
+        calls = np.zeros(len(self.rows.ids) + 1, bool)
+        calls[rows] = True
+        return self.is_host & (self.call >= 0) & calls[self.call]

@@ -126,8 +126,8 @@ free_module(void *module)
 static PyModuleDef_Slot slots[] = {
     {Py_mod_exec, begin},        {Py_mod_exec, add_guards},   {Py_mod_exec, add_ranges},
     {Py_mod_exec, add_products}, {Py_mod_exec, add_operands}, {Py_mod_exec, add_events},
-    {Py_mod_exec, add_launches}, {Py_mod_exec, add_graphs},
-    {Py_mod_exec, add_sites},    {Py_mod_exec, add_handovers}, {Py_mod_exec, add_stacks},
+    {Py_mod_exec, add_launches}, {Py_mod_exec, add_graphs},   {Py_mod_exec, add_sites},
+    {Py_mod_exec, add_handovers}, {Py_mod_exec, add_stacks},  {Py_mod_exec, add_passes},
 #if PY_VERSION_HEX >= 0x030C0000
     {Py_mod_multiple_interpreters, Py_MOD_PER_INTERPRETER_GIL_SUPPORTED},
 #endif

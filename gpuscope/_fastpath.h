@@ -100,6 +100,7 @@ int add_graphs(PyObject *module);
 int add_sites(PyObject *module);
 int add_handovers(PyObject *module);
 int add_stacks(PyObject *module);
+int add_passes(PyObject *module);
 
 /* The number of the lines of Python that the calling thread is in; 0: none, or nobody asks. Any
  * thread, with the global lock or without. */

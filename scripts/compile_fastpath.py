@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 _UNITS = (
     *("fastpath", "guards", "ranges", "products", "operands", "events"),
-    *("launches", "graphs", "codes", "sites", "handover", "stacks"),
+    *("launches", "graphs", "codes", "sites", "handover", "stacks", "passes"),
 )
 MODULES = {
     f"gpuscope/_fastpath{sysconfig.get_config_var('EXT_SUFFIX')}": _UNITS,

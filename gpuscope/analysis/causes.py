@@ -10,13 +10,13 @@ method of J. E. Kelley and M. R. Walker, 1959).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
+from gpuscope._compiled import fastpath
 from gpuscope._types import Bools, Ints
 from gpuscope.analysis.call_parts import HOST, handles_of, last_of_handles
 from gpuscope.analysis.launch_times import LaunchTimes
@@ -95,21 +95,12 @@ class Causes:
         both = (self.rows.processes, self.rows.threads)
         return combined(*(np.unique(column, return_inverse=True)[1] for column in both))[1]
 
-    @cached_property
-    def _nodes(self) -> tuple[list[int], list[int]]:
-        return self.source.tolist(), self.target.tolist()
-
     def forward(self, lag: Ints, kept: Bools) -> Ints:
         """Return node → when it would be if edges lasted so long, and only some were there."""
-        started = np.array(self.times)
-        started[self.target[kept]] = NEVER
-        then_ns: list[int] = started.tolist()
-        lags: list[int] = np.where(kept, lag, -ALWAYS).tolist()
-        for before, after, lasts in zip(*self._nodes, lags, strict=True):
-            at_ns = then_ns[before] + lasts
-            if at_ns > then_ns[after]:  # noqa: PLR1730 - max() takes three times as long
-                then_ns[after] = at_ns
-        return np.array(then_ns, np.int64)
+        times = np.array(self.times)
+        times[self.target[kept]] = NEVER
+        _longest(self.source[kept], self.target[kept], lag[kept].astype(np.int64), times)
+        return times
 
     def slack(self, node: int | None = None) -> Ints:
         """Return node → how much later it can be without moving another, ns.
@@ -119,22 +110,36 @@ class Causes:
         latest = np.full(len(self.times), NEVER_NS if node is not None else self.times.max())
         if node is not None:
             latest[node] = self.times[node]
-        latest_ns: list[int] = latest.tolist()
-        edges = zip(
-            *(reversed(column) for column in (*self._nodes, self.lag.tolist())), strict=True
+        earliest = -latest  # the same pass, from the end
+        _longest(
+            *(column[::-1].copy() for column in (self.target, self.source, self.lag)), earliest
         )
-        for before, after, lasts in edges:
-            at_ns = latest_ns[after] - lasts
-            if at_ns < latest_ns[before]:  # noqa: PLR1730 - as above
-                latest_ns[before] = at_ns
-        latest = np.array(latest_ns, np.int64)
+        latest = -earliest
         return np.where(latest > NEVER_NS >> 1, NEVER_NS, latest - self.times)
 
-    def back_from(self, node: int) -> Iterator[int]:
-        """Yield the edges that bound a node, from it back to the beginning."""
+    def back_from(self, node: int) -> Ints:
+        """Return the edges that bound a node, from it back to the beginning."""
+        path = np.empty(len(self.cause), np.int64)
+        if fastpath is not None:
+            return path[: fastpath.leading_to(self.cause, self.source, node, path)]
+        length = 0
         while (edge := int(self.cause[node])) >= 0:
-            yield edge
-            node = int(self.source[edge])
+            path[length] = edge
+            node, length = int(self.source[edge]), length + 1
+        return path[:length]
+
+
+def _longest(source: Ints, target: Ints, lag: Ints, times: Ints) -> None:
+    """Let no target of an edge come earlier than so long after its source, edge by edge."""
+    if fastpath is not None:
+        fastpath.longest(source, target, lag, times)
+        return
+    then_ns: list[int] = times.tolist()
+    for before, after, lasts in zip(source.tolist(), target.tolist(), lag.tolist(), strict=True):
+        at_ns = then_ns[before] + lasts
+        if at_ns > then_ns[after]:  # noqa: PLR1730 - max() takes three times as long
+            then_ns[after] = at_ns
+    times[:] = then_ns
 
 
 @once

@@ -44,7 +44,7 @@ class View:
         source, target, times = causes.source, causes.target, causes.times
         self.kept = (times[target] > low_ns) & (times[target] <= high_ns)
         self.on_path = np.zeros(len(target), bool)
-        self.on_path[np.fromiter(causes.back_from(node), np.int64)] = True
+        self.on_path[causes.back_from(node)] = True
         self.on_path &= self.kept
         last = len(self.rows.ids) - 1
         self.row, self.before = (np.minimum(nodes // 2, last) for nodes in (target, source))

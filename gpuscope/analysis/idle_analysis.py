@@ -17,7 +17,15 @@ from gpuscope.analysis.result import Result, about
 from gpuscope.analysis.samples_analysis import SeenFunction, Stretches, functions_in
 from gpuscope.analysis.steps_analysis import HAND_OVER, steps
 from gpuscope.errors import InvalidArgument, MissingEvidence
-from gpuscope.trace.columns import codes, combined, is_open, launch_calls, linked_rows, rows_of
+from gpuscope.trace.columns import (
+    codes,
+    combined,
+    is_open,
+    launch_calls,
+    linked_rows,
+    once,
+    rows_of,
+)
 from gpuscope.trace.joins import distinct, innermost, union
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, range_labels, ranges_around, ranges_in, thread_names
@@ -168,7 +176,15 @@ def idle_causes(trace: Trace, window_ns: tuple[int, int] | None = None) -> IdleR
     >>> idle.idle_ns == sum(cause.idle_ns for cause in idle.causes)
     True
     """
-    low, high = window_of(trace, window_ns)
+    return _steady(trace) if window_ns is None else _between(trace, *window_of(trace, window_ns))
+
+
+@once
+def _steady(trace: Trace) -> IdleResult:
+    return _between(trace, *window_of(trace, None))
+
+
+def _between(trace: Trace, low: int, high: int) -> IdleResult:
     begins, ends, work, devices = gaps_of_gpus(trace, low, high)
     causes = _causes(trace, begins, ends, work)
     return IdleResult((low, high), int((ends - begins).sum()), devices, causes, **about(trace))

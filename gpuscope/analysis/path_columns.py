@@ -134,7 +134,7 @@ def _parts(
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Return of each part when it begins, its kind, its row or −1, and the row of the host's."""
     rows, times = causes.rows, causes.times
-    edges = np.array(list(causes.back_from(node))[::-1], np.int64)
+    edges = causes.back_from(node)[::-1]
     source, target, kind = causes.source[edges], causes.target[edges], causes.kind[edges]
     begin, low, high = len(times) - 1, times[source], times[target]
     launched = kind == NUMBER["launch"]

@@ -123,18 +123,18 @@ def _add_rivals(work: WorkParts, late: Ints, ends: Ints, edges: Edges) -> None:
         rivals = np.flatnonzero(work.may_rival(int(after[0])))
         rivals = rivals[np.lexsort((rows.starts[rivals], ends[rivals]))]
         first = ends[rivals].searchsorted(rows.starts[after])
-        at = first.copy()
+        at, pending = first.copy(), np.flatnonzero(first < len(rivals))
         for _ in range(_STEPS):
-            pending = np.flatnonzero(at < len(rivals))
             before, since = rivals[at[pending]], rows.starts[after[pending]]
             good = (rows.starts[before] < since) & rows.may_fill(before, after[pending])
             if is_copy:
                 good &= ends[before] == since
-            if good.all():
+            pending = pending[~good]
+            at[pending] += 1
+            pending = pending[at[pending] < len(rivals)]
+            if not len(pending):
                 break
-            at[pending[~good]] += 1
-        else:
-            at[pending[~good]] = len(rivals)
+        at[pending] = len(rivals)
         at = np.where(at < len(rivals), at, first - 1)  # nobody then: who had it last
         before = rivals[at]
         is_held = (at >= 0) & (ends[before] > work.times.ready_ns[after]) & (before != after)

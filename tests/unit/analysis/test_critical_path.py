@@ -14,6 +14,7 @@ from program_runner import Runner
 from programs import programs
 
 import gpuscope as gs
+from gpuscope import _compiled as compiled
 from gpuscope.analysis.causes import find_causes
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.analysis.work_causes import KINDS
@@ -51,6 +52,27 @@ def wait(span, name, start, end, stream=None, thread=1):
 
 def told(path):
     return [(part.kind, part.span, part.duration_ns) for part in path.parts]
+
+
+@pytest.mark.skipif(compiled.fastpath is None, reason="it is not compiled")
+@given(programs(), st.randoms(use_true_random=False))
+def test_passes_are_the_same_compiled_and_in_python(program, random):
+    gpu = gs.open_device("sim:h200", quiet=True)
+    with gs.profile(gpu) as recording:
+        Runner(gpu, program).run()
+    causes = find_causes(recording.trace)
+    lag = np.array([random.randrange(int(ns) + 1) for ns in causes.lag], np.int64)
+    kept = np.array([random.random() < 0.8 for _ in lag], bool)
+    node = random.randrange(len(causes.times))
+    told = []
+    for module in (compiled.fastpath, None):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("gpuscope.analysis.causes.fastpath", module)
+            told.append(
+                [causes.forward(lag, kept).tolist(), causes.slack().tolist(),
+                 causes.slack(node).tolist(), causes.back_from(node).tolist()]
+            )  # fmt: skip
+    assert told[0] == told[1]
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])

@@ -643,9 +643,7 @@ def test_records_of_streams_tell_which_wait_for_the_null_stream(world):
         for stream in (*flags, 15):
             world.gpu.foreign(f"k{stream}", stream=stream)
     trace = recording.trace
-    facts = {
-        name: trace.metadata.streams[str(row["stream"])] for name, row in named(trace).items()
-    }
+    facts = {name: trace.metadata.streams[str(row["stream"])] for name, row in named(trace).items()}
     assert {name: (of.legacy_default, of.blocking) for name, of in facts.items()} == {
         "k7": (True, False), "k13": (False, True), "k14": (False, False), "k15": (False, False),
     }  # fmt: skip

@@ -25,7 +25,8 @@ def handles_of(rows: SpanRows, *, innermost: bool) -> Ints:
         return np.broadcast_to(np.int64(-1), len(rows.ids))
     is_handle &= rows.ends != OPEN
     handle = np.full(len(rows.ids), -1)
-    above, at = match(rows.parents, rows.ids), np.where(rows.is_work, rows.calls, -1)
+    above = match(rows.parents, rows.ids)
+    at = np.where(rows.is_work, rows.calls, -1)
     for _ in range(_DEEPEST):
         inside = at >= 0
         if not inside.any():

@@ -35,7 +35,8 @@ _POLL = re.compile("query|is_done", re.IGNORECASE)
 _QUEUES = re.compile("event.?record|stream.?wait", re.IGNORECASE)
 _CALLS_A_TURN = 10
 """Starts and ends of calls that threads which take turns make in each, on average."""
-_SEEN_NS, _DONE_NS = 5_892, 3_630
+_SEEN_NS = 5_892
+_DONE_NS = 3_630
 """How long after its work a wait returns, and what waits for a stream or an event take that find it
 done, where no wait of a trace tells: medians on an H200."""
 _QUEUE = 500
@@ -95,11 +96,27 @@ class Causes:
         both = (self.rows.processes, self.rows.threads)
         return combined(*(np.unique(column, return_inverse=True)[1] for column in both))[1]
 
-    def forward(self, lag: Ints, kept: Bools) -> Ints:
-        """Return node → when it would be if edges lasted so long, and only some were there."""
+    def forward(self, lag: Ints, kept: Bools, instead: tuple[Ints, Ints] | None = None) -> Ints:
+        """Return node → when it would be if edges lasted so long, and only some were there.
+
+        Parameters
+        ----------
+        instead
+            Edges, and nodes that come before their targets as well: with the same lag, and before
+            their sources in the order of time.
+        """
+        source = self.source[kept]
+        target = self.target[kept]
+        lasts = lag[kept].astype(np.int64)
+        if instead is not None:
+            edges, before = instead
+            at: Ints = np.cumsum(kept)[edges] - kept[edges]
+            source = np.insert(source, at, before)
+            target = np.insert(target, at, self.target[edges])
+            lasts = np.insert(lasts, at, self.lag[edges])
         times = np.array(self.times)
-        times[self.target[kept]] = NEVER
-        _longest(self.source[kept], self.target[kept], lag[kept].astype(np.int64), times)
+        times[target] = NEVER
+        _longest(source, target, lasts, times)
         return times
 
     def slack(self, node: int | None = None) -> Ints:
@@ -110,10 +127,10 @@ class Causes:
         latest = np.full(len(self.times), NEVER_NS if node is not None else self.times.max())
         if node is not None:
             latest[node] = self.times[node]
-        earliest = -latest  # the same pass, from the end
-        _longest(
-            *(column[::-1].copy() for column in (self.target, self.source, self.lag)), earliest
-        )
+        earliest: Ints = -latest  # the same pass, from the end
+        source = self.target[::-1].copy()
+        target = self.source[::-1].copy()
+        _longest(source, target, self.lag[::-1].copy(), earliest)
         latest = -earliest
         return np.where(latest > NEVER_NS >> 1, NEVER_NS, latest - self.times)
 
@@ -125,7 +142,8 @@ class Causes:
         length = 0
         while (edge := int(self.cause[node])) >= 0:
             path[length] = edge
-            node, length = int(self.source[edge]), length + 1
+            node = int(self.source[edge])
+            length = length + 1
         return path[:length]
 
 
@@ -146,7 +164,8 @@ def _longest(source: Ints, target: Ints, lag: Ints, times: Ints) -> None:
 def find_causes(trace: Trace) -> Causes:
     """Return what bound the rows of a trace, kept as long as the trace is."""
     work = trace_parts(trace).work
-    rows, edges = work.rows, Edges()
+    rows = work.rows
+    edges = Edges()
     seen = rows.ends[rows.ends != OPEN]
     last_ns = max(int(seen.max(initial=0)), int(rows.starts.max(initial=0)))
     ends = np.where(rows.ends == OPEN, last_ns, rows.ends)
@@ -254,7 +273,8 @@ def _add_turns(rows: SpanRows, threads: Ints, nodes: Ints, times: Ints, edges: E
     """
     process = rows.processes[nodes // 2]
     order = np.lexsort((times[nodes], process))
-    nodes, process = nodes[order], process[order]
+    nodes = nodes[order]
+    process = process[order]
     after = np.flatnonzero(
         (process[1:] == process[:-1]) & (threads[nodes[1:]] != threads[nodes[:-1]])
     )
@@ -267,7 +287,8 @@ def _add_turns(rows: SpanRows, threads: Ints, nodes: Ints, times: Ints, edges: E
     seldom = turns * _CALLS_A_TURN <= np.minimum(
         calls[distinct_pairs // count], calls[distinct_pairs % count]
     )
-    source, target = nodes[after], nodes[after + 1]
+    source = nodes[after]
+    target = nodes[after + 1]
     given = seldom[code] & (source % 2 == 1) & (target % 2 == 0)
     if given.any():
         edges.inferred.add("turn")
@@ -286,12 +307,14 @@ def _add_full_queues(rows: SpanRows, times: Ints, edges: Edges) -> tuple[Ints, I
     for low, high in pairwise([*np.unique(first).tolist(), len(order)]):
         works = order[low:high]
         call = rows.calls[works]
-        ends, returned = np.maximum.accumulate(rows.ends[works]), times[2 * call + 1]
+        ends = np.maximum.accumulate(rows.ends[works])
+        returned = times[2 * call + 1]
         over = ends.searchsorted(returned, "right")
         pending = np.where(call >= 0, np.arange(len(works)) - over, -1)
         full = (pending >= max(_QUEUE, pending.max() - 1)) & (over > 0)
         full[full] &= ends[over[full] - 1] > times[2 * call[full]]
-        work, call = works[over[full] - 1], call[full]
+        work = works[over[full] - 1]
+        call = call[full]
         edges.add("full queue", 2 * work + 1, 2 * call + 1, 0, ALWAYS)
         took = (times[1:-1:2] - times[:-1:2])[rows.calls[works[pending >= 0]]]
         blocked.append(np.stack([2 * call + 1, np.full(len(call), took.min(initial=NEVER_NS))]))
@@ -313,7 +336,8 @@ def _add_waits(
     before, threads
         Node → the one before it on its thread; its thread.
     """
-    rows, last = works.rows, works.orders.last
+    rows = works.rows
+    last = works.orders.last
     work, call = rows.edges_of("host wait")
     work = last[work]  # who waits for a node, waits for its graph
     in_time = times[2 * work + 1] <= times[2 * call + 1]
@@ -330,7 +354,8 @@ def _add_waits(
     looks = _only_looks(rows, call, polls[code], before)
     elastic = _behind_looks(rows, threads, times, call[looks])
     waits = ~looks & ~elastic[work]
-    work, call = work[waits], call[waits]
+    work = work[waits]
+    call = call[waits]
     polls = polls[code[call]]
     of_handles = rows.having("kind", ("handle",))[call]
     since = np.where(of_handles, before[2 * call + 1], 2 * call)
@@ -343,13 +368,16 @@ def _add_waits(
     least[named] = NEVER_NS
     np.minimum.at(least, named, seen_ns[binds])
     is_quick = np.array([bool(_OF_STREAM.search(name or "")) for name in names])
-    took_ns, shortest = times[2 * call + 1] - times[2 * call], least.copy()
+    took_ns = times[2 * call + 1] - times[2 * call]
+    shortest = least.copy()
     shortest[is_quick] = np.minimum(least[is_quick], _DONE_NS)
     np.minimum.at(shortest, code[call], took_ns)
     binds |= (seen_ns <= least[code[call]]) & (took_ns > shortest[code[call]])
-    lag, key = np.minimum(least[code[call]], seen_ns), ALWAYS + done_ns - times.max()
+    lag = np.minimum(least[code[call]], seen_ns)
+    key = ALWAYS + done_ns - times.max()
     edges.add("host wait", 2 * work + 1, 2 * call + 1, lag, np.where(binds, key, NEVER))
-    bound, at_least = np.zeros(len(times), bool), np.zeros(len(times), np.int64)
+    bound = np.zeros(len(times), bool)
+    at_least = np.zeros(len(times), np.int64)
     bound[2 * call[binds] + 1] = bound[2 * call[binds & polls]] = True
     call = call[binds & ~of_handles]
     last = np.minimum(before[2 * call] // 2, len(code) - 1)
@@ -378,7 +406,10 @@ def _only_looks(rows: SpanRows, call: Ints, is_poll: Bools, before: Ints) -> Boo
 
 
 def _behind_looks(rows: SpanRows, threads: Ints, times: Ints, looked: Ints) -> Bools:
-    """Return which copies were launched by the next call after one that only looked."""
+    """Return which copies were launched by the next call after one that only looked.
+
+    Of streams that do nothing but copy: allocators of page-locked memory look before other copies.
+    """
     is_elastic = np.zeros(len(rows.ids), bool)
     if not len(looked):
         return is_elastic
@@ -387,7 +418,9 @@ def _behind_looks(rows: SpanRows, threads: Ints, times: Ints, looked: Ints) -> B
     after = np.isin(calls[:-1], looked) & (threads[2 * calls[1:]] == threads[2 * calls[:-1]])
     behind = np.zeros(len(rows.ids) + 1, bool)
     behind[calls[1:][after]] = True
-    return rows.having("kind", ("memcpy",)) & behind[rows.calls]
+    is_copy = rows.having("kind", ("memcpy",))
+    computes = np.unique(rows.streams[rows.is_work & ~is_copy])
+    return is_copy & behind[rows.calls] & ~np.isin(rows.streams, computes)
 
 
 def _done_handles(rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:

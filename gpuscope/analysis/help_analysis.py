@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, cast
 
 import numpy as np
 
 from gpuscope._checks import SeveralOf, door
 from gpuscope._text import percent
+from gpuscope._types import Bools, Ints
 from gpuscope.analysis.causes import find_causes
-from gpuscope.analysis.help_cases import TWICE, Basis, cases
+from gpuscope.analysis.help_cases import REORDERS, TWICE, Basis, HelpCase, cases
 from gpuscope.analysis.help_view import View
 from gpuscope.analysis.path_columns import ending, last_node
 from gpuscope.analysis.ranks_analysis import ranks
@@ -28,6 +29,8 @@ _OFF_POLLED, _OFF_SCHEDULED, _OFF_CONTENDED = (0.0013, 0.00135), (0.0003, 0.0011
 """By which share of the whole the truth is below and above a gain at most, of nine in ten
 (``benchmarks/results/why.json``): where hosts on the path look now and then whether work is done;
 and where kernels compete for SMs, of a simulated GPU and of others. All other gains are exact."""
+_NEXT = 6
+"""Changes behind the first, of which one may add most to it."""
 _KEEP_UP = "let the rank keep up"
 _PASSES, _FEWEST, _EDGES = 16, 8, 20_000_000
 """Changes whose gain is counted, of those that touch the path those about most of it: as many as
@@ -84,10 +87,13 @@ class HelpResult(Result):
     ----------
     span_ns
         How long the program took in which the gains would be.
+    then
+        The change that gains most after the first, and what it adds; ``None`` where none does.
     """
 
     span_ns: int
     changes: tuple[Change, ...]
+    then: Change | None = None
     entries = "changes"
     weight = "saves (ms)"
 
@@ -158,7 +164,11 @@ def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> H
     node = last_node(causes, high_ns)
     view = View(trace, causes, node, low_ns, high_ns)
     span_ns = int(causes.times[node]) - low_ns
-    return HelpResult(span_ns, _in_order(_changes(view, node), span_ns), **about(trace))
+    passes = _Passes(view, node)
+    cases_of = {change: case for case, change in _changes(view, passes)}
+    changes = _in_order(cases_of, span_ns)
+    then = _added(changes, cases_of, passes, span_ns)
+    return HelpResult(span_ns, changes, then, **about(trace))
 
 
 def _in_order(changes: Iterable[Change], span_ns: int) -> tuple[Change, ...]:
@@ -176,48 +186,98 @@ def _in_order(changes: Iterable[Change], span_ns: int) -> tuple[Change, ...]:
     )
 
 
-def _changes(view: View, node: int) -> Iterator[Change]:
+class _Passes:
+    """When a program would have ended."""
+
+    def __init__(self, view: View, node: int) -> None:
+        self.view = view
+        causes = view.causes
+        self.schedule = SmSchedule.of(causes)
+        self.end_ns = int(causes.times[node])
+        ends = causes.target[view.kept & (causes.times[causes.target] <= self.end_ns)]
+        self._is_end = np.zeros(len(causes.times), bool)
+        self._is_end[1:-1:2] = ending(causes)
+        self._is_end &= np.isin(np.arange(len(self._is_end)), ends)
+        self._scheduled_ns = self._scheduled(causes.lag, view.kept) if self.schedule else 0
+
+    def _scheduled(self, lag: Ints, kept: Bools) -> int:
+        schedule = cast("SmSchedule", self.schedule)
+        return int(schedule.forward(lag, kept)[self._is_end].max())
+
+    def gain_ns(self, *cases: HelpCase) -> int:
+        """Return how much sooner the program would have ended with all of some changes."""
+        view = self.view
+        causes = self.view.causes
+        saved_ns = np.zeros(len(view.kept), np.int64)
+        remaining = view.kept
+        for case in cases:
+            saved_ns = np.maximum(saved_ns, case.saved_ns(view))
+            remaining = remaining & np.logical_not(case.gone)
+        lag = np.where(remaining, causes.lag - saved_ns, 0)
+        moved = [case.instead for case in cases if case.instead is not None]
+        if self.schedule and all(case.basis == "recording" for case in cases) and not moved:
+            return max(0, self._scheduled_ns - self._scheduled(lag, remaining))
+        instead = None
+        if moved:
+            edges, before = (np.concatenate(part) for part in zip(*moved, strict=True))
+            instead = edges, before
+        then_ns = causes.forward(lag, remaining, instead)
+        return max(0, self.end_ns - int(then_ns[self._is_end].max()))
+
+
+def _changes(view: View, passes: _Passes) -> Iterator[tuple[HelpCase, Change]]:
     """Yield what each change would gain: of those that touch the path, those about most of it."""
-    causes, passes, schedule = view.causes, 0, SmSchedule.of(view.causes)
-    is_end = np.zeros(len(causes.times), bool)
-    is_end[1:-1:2] = ending(causes)
-    ends = causes.target[view.kept & (causes.times[causes.target] <= causes.times[node])]
-    is_end &= np.isin(np.arange(len(is_end)), ends)
+    causes = view.causes
+    count = 0
     looks = causes.of("host wait") & view.rows.having("kind", ("handle",))[view.row]
     polls = (looks & view.on_path).any()
     competes = (causes.of("SMs held", "priority", "copy engine") & view.kept).any()
-    end_ns = int(causes.times[node])
-    scheduled_ns = schedule.forward(causes.lag, view.kept)[is_end].max() if schedule else 0
     most = max(_FEWEST, min(_PASSES, _EDGES // len(view.kept)))
     promising = [(int(case.saved_ns(view)[view.on_path].sum()), case) for case in cases(view)]
     for promise_ns, case in sorted(promising, key=lambda promise: -promise[0]):
-        gain_ns, low_ns, saved_ns = 0, 0, case.saved_ns(view)
-        is_scheduled = schedule is not None and case.basis == "recording"
+        gain_ns = 0
+        low_ns = 0
+        saved_ns = case.saved_ns(view)
+        is_scheduled = passes.schedule is not None and case.basis == "recording"
         if promise_ns or is_scheduled:
-            passes += 1
-            if passes > most:
+            count += 1
+            if count > most:
                 continue
-            remaining = view.kept & np.logical_not(case.gone)
-            lag = np.where(remaining, causes.lag - saved_ns, 0)
-            if schedule is not None and is_scheduled:
-                gain_ns = int(scheduled_ns - schedule.forward(lag, remaining)[is_end].max())
-            else:
-                gain_ns = int(end_ns - causes.forward(lag, remaining)[is_end].max())
-        gain_ns = max(0, gain_ns)
+            gain_ns = passes.gain_ns(case)
         more = view.on_path & (saved_ns == 0) & case.beside
         high_ns = most_ns = max(gain_ns, promise_ns + int(view.lasts[more].sum()))
         on_path = (saved_ns > 0) & view.on_path
         if case.basis == "recording":
             of_sms = _OFF_SCHEDULED if is_scheduled else _OFF_CONTENDED
             off = np.multiply(_OFF_POLLED, polls) + np.multiply(of_sms, competes)
-            off_ns = np.rint(off * (end_ns - view.low_ns)).astype(int).tolist()
+            off_ns = np.rint(off * (passes.end_ns - view.low_ns)).astype(int).tolist()
             low_ns, high_ns = max(0, gain_ns - off_ns[0]), gain_ns + off_ns[1]
             most_ns = max(high_ns, int(view.lasts[on_path].sum()))
         part_ms = view.lasts[on_path].sum() / 1e6
         why = f"{on_path.sum():,} times on the critical path, {part_ms:,.4g} ms of it"
-        yield Change(
-            case.change, case.about, gain_ns, low_ns, high_ns, most_ns, case.basis, why, case.code
-        )
+        bounds = gain_ns, low_ns, high_ns, most_ns
+        yield case, Change(case.change, case.about, *bounds, case.basis, why, case.code)
+
+
+def _added(
+    changes: Sequence[Change], cases_of: Mapping[Change, HelpCase], passes: _Passes, span_ns: int
+) -> Change | None:
+    """Return which of the next changes adds most to the first, with what it adds as its gain.
+
+    What only takes an order away is none: with the first change, something else would be there.
+    """
+    if not changes or changes[0].gain_ns < WORTH * span_ns:
+        return None
+    first = cases_of[changes[0]]
+    best = None
+    following = [change for change in changes[1:] if change.change not in REORDERS]
+    for change in following[:_NEXT]:
+        added_ns = passes.gain_ns(first, cases_of[change]) - changes[0].gain_ns
+        if change.gain_ns and added_ns > max(WORTH * span_ns, best.gain_ns if best else 0):
+            low_ns = min(change.low_ns, added_ns)
+            high_ns = max(change.high_ns, added_ns)
+            best = replace(change, gain_ns=added_ns, low_ns=low_ns, high_ns=high_ns)
+    return best
 
 
 @once
@@ -234,4 +294,5 @@ def help_in_steps(trace: Trace) -> HelpResult:
     about = f"rank {late.rank}" + f", {late.line}" * bool(late.line)
     keep_up = Change(_KEEP_UP, about, *bounds, "bound", why, "gs.analysis.ranks(trace)")
     changes = [keep_up, *(change for change in result.changes if change.change != _KEEP_UP)]
-    return replace(result, changes=_in_order(changes, result.span_ns))
+    ordered = _in_order(changes, result.span_ns)
+    return replace(result, changes=ordered, then=result.then if ordered[0] != keep_up else None)

@@ -22,17 +22,25 @@ from gpuscope.trace.sites import lines_of
 Basis: TypeAlias = Literal["bound", "recording"]
 TWICE = "make the kernel twice as fast"
 """What nobody knows how to do, if at all."""
+REORDERS = (
+    "use another stream",
+    "give it priority or a partition",
+    "drop the wait between streams",
+)
+"""Changes that take an order of work away without another in its place."""
 _ALIKE = 20
 """Gaps between calls, beside another thread and without it, that a comparison needs."""
 _SLOWER = 1.05
 """How many times as long they are beside it, at least, for that to be told."""
-_CALL_NS, _NODE_NS = 10_000, 1_000
+_CALL_NS = 10_000
+_NODE_NS = 1_000
 """About what a call takes that launches a graph, queues a copy or finds work done; and what a node
 of a graph costs the host."""
 _SELECTS = re.compile("(?i)DeviceSelect|DeviceCompact|nonzero")
 """Kernels that write as much as a mask selects: the host has to know how much that is before."""
 _CUT = 0.1
 """Share of ranges with a wait between launches, up to which their launches are a graph."""
+_DIRECTIONS = {"HtoD": "copies to the GPU", "DtoH": "copies to the host"}
 _RUN = 16
 """Launches of a graph at least, without a pause or a wait for the GPU between them."""
 _LONG_NS = 20_000
@@ -77,6 +85,8 @@ class HelpCase:
         Edges that a mend may shorten besides, which only bounds its gain.
     name
         What code calls that which it is about, where people call it otherwise.
+    instead
+        Edges, gone or not, and nodes that come before their targets as well.
     """
 
     change: str
@@ -87,6 +97,7 @@ class HelpCase:
     basis: Basis = "bound"
     beside: Bools | bool = False
     name: str = ""
+    instead: tuple[Ints, Ints] | None = None
 
     @property
     def code(self) -> str:
@@ -112,9 +123,11 @@ def cases(view: View) -> Iterator[HelpCase]:
 
 def _of_work(view: View) -> Iterator[HelpCase]:
     """Faster kernels and host functions; copies of pinned memory, and beside kernels."""
-    causes, rows = view.causes, view.rows
+    causes = view.causes
+    rows = view.rows
     name, names = rows.coded("name")
-    runs, half = view.kept & causes.of("running"), causes.lag // 2
+    runs = view.kept & causes.of("running")
+    half = causes.lag // 2
     holds = causes.of("SMs held", "priority") & (causes.source % 2 == 0)
     kernels = runs & rows.having("kind", ("kernel", "graph"))[view.row]
     for about, which in view.each(kernels, name[view.row], lambda key: str(names[key])):
@@ -134,13 +147,67 @@ def _of_work(view: View) -> Iterator[HelpCase]:
         which = which | view.inside(causes.rows.calls[view.row[which]])
         blocked = causes.of("host wait") & pageable[view.before]
         yield HelpCase("pin the memory", "copies of pageable memory", which, lag, blocked)
-    if copies.any():
-        yield HelpCase("copy beside kernels", "copies", copies)
+    for direction, about in _DIRECTIONS.items():
+        which = copies & rows.having("copy_kind", (direction,))[view.row] & ~pageable[view.row]
+        if which.any():
+            gone, instead = _in_two_buffers(view, view.row[which], is_upload=direction == "HtoD")
+            yield HelpCase(
+                "copy beside kernels", about, gone=gone, basis="recording", beside=which,
+                instead=instead,
+            )  # fmt: skip
+    which = copies & rows.having("copy_kind", (None,))[view.row]
+    if which.any():
+        yield HelpCase("copy beside kernels", "copies", which)
+
+
+def _in_two_buffers(
+    view: View, copies: Ints, *, is_upload: bool
+) -> tuple[Bools, tuple[Ints, Ints]]:
+    """Return how copies would be ordered in a stream of their own.
+
+    Each of two buffers is used by turns. An upload follows the one before it, and the work that
+    used its buffer last, which is that before the last upload; what uses it still follows the work
+    before it. Work behind a copy to the host follows that before it, and the copy before it, whose
+    buffer it fills; copies follow each other.
+
+    Returns
+    -------
+    tuple
+        Edge → whether it is gone; edges, and nodes that come before their targets as well.
+    """
+    causes, (order, first) = view.causes, view.rows.queues
+    copied = np.isin(order, copies)
+    begins = first == np.arange(len(order))
+    starts = np.flatnonzero(copied & (begins | ~np.r_[False, copied[:-1]]))
+    ends = np.flatnonzero(copied & np.r_[begins[1:] | ~copied[1:], True][: len(order)])
+    of_stream = first[starts]
+    has_last = np.r_[False, of_stream[1:] == of_stream[:-1]][: len(starts)]
+    none = np.full(len(starts), -1)
+    before = np.where(starts > of_stream, starts - 1, none)
+    behind = np.where(np.r_[first, -1][ends + 1] == of_stream, ends + 1, none)
+    last_copy = np.where(has_last, np.r_[none[:1], ends[:-1]], none)
+    before_last = np.where(has_last, np.r_[none[:1], before[:-1]], none)
+    edge_to = np.full(len(view.rows.ids) + 1, -1)
+    ordering = np.flatnonzero(causes.of("stream order") & view.kept)
+    edge_to[view.row[ordering]] = ordering
+    at_copy, at_work = (edge_to[np.r_[order, -1][at]] for at in (starts, behind))
+    if is_upload:
+        moved = at_copy
+        pairs = (at_copy, last_copy), (at_copy, before_last), (at_work, before)
+    else:
+        moved = at_work
+        pairs = (at_work, before), (at_work, last_copy), (at_copy, last_copy)
+    edges, positions = (np.concatenate(parts) for parts in zip(*pairs, strict=True))
+    is_known = (edges >= 0) & (positions >= 0)
+    gone = np.zeros(len(view.kept), bool)
+    gone[moved[moved >= 0]] = True
+    return gone, (edges[is_known], 2 * order[positions[is_known]] + 1)
 
 
 def _larger_partitions(view: View) -> Iterator[HelpCase]:
     """More SMs for the kernels of a partition, where what is outside it does nothing."""
-    rows, facts = view.rows, view.trace.metadata
+    rows = view.rows
+    facts = view.trace.metadata
     code, names = rows.coded("partition")
     which = view.kept & view.causes.of("running") & rows.having("kind", ("kernel",))[view.row]
     used = {names[number] for number in np.unique(code[view.row[which]]).tolist()}
@@ -148,16 +215,20 @@ def _larger_partitions(view: View) -> Iterator[HelpCase]:
         return
     (name,) = used
     device = int(rows.devices[view.row[which]][0])
-    granted, whole = facts.partition(name).sm_count, facts.device(device).sm_count
+    granted = facts.partition(name).sm_count
+    whole = facts.device(device).sm_count
     if name and granted and whole and granted < whole:
-        about, lag = f"{name}, {granted} of {whole} SMs", view.causes.lag * granted // whole
+        about = f"{name}, {granted} of {whole} SMs"
+        lag = view.causes.lag * granted // whole
         yield HelpCase("give it a larger partition", about, which, lag, name=name)
 
 
 def _of_orders(view: View) -> Iterator[HelpCase]:
     """Other streams, more SMs, no waits between streams, no rank that is late."""
-    causes, rows = view.causes, view.rows
-    caller, owner = causes.rows.calls, np.full(len(rows.ids), -1)
+    causes = view.causes
+    rows = view.rows
+    caller = causes.rows.calls
+    owner = np.full(len(rows.ids), -1)
     launched = causes.of("launch") & (view.range >= 0)
     owner[view.row[launched]] = range_labels(view.trace)[0][view.range[launched]]
     apart = np.zeros(len(view.kept), bool)
@@ -214,7 +285,8 @@ def _memory(view: View) -> Iterator[HelpCase]:
     name, names = view.rows.coded("name")
     gets = np.array([MEMORY_CALL.search(str(text)) is not None for text in names])[name]
     rows = np.flatnonzero(gets & view.rows.having("kind", ("api",)))
-    which, causes = view.inside(rows), view.causes
+    which = view.inside(rows)
+    causes = view.causes
     if which.any():
         beside = np.isin(causes.source, 2 * rows + 1) | np.isin(causes.target, 2 * rows)
         about = f"{len(np.unique(view.call[which])):,} calls"
@@ -224,8 +296,10 @@ def _memory(view: View) -> Iterator[HelpCase]:
 def _graphs(view: View) -> Iterator[HelpCase]:
     """Record the launches of each range as one graph; without ranges, those close together."""
     causes, (label, labels) = view.causes, range_labels(view.trace)
-    launches, since = causes.of("launch"), causes.times[causes.source]
-    ends, ranges = np.r_[causes.times[1::2], 0], ranges_in(view.trace)[0]
+    launches = causes.of("launch")
+    since = causes.times[causes.source]
+    ends = np.r_[causes.times[1::2], 0]
+    ranges = ranges_in(view.trace)[0]
     of_range = np.where(view.range >= 0, label[view.range], -1)
     host = np.where(view.is_host, view.row, -1)
     launching = np.zeros(len(ends), bool)
@@ -242,7 +316,8 @@ def _graphs(view: View) -> Iterator[HelpCase]:
             yield HelpCase("record as one graph", about, inside, causes.lag * share)
     short = view.is_host & (view.range < 0) & (causes.lag <= PAUSE_NS) & _in_runs(view)
     short &= launching[np.where(view.call >= 0, view.call, view.row)]
-    process, quick = view.rows.processes[view.row], view.is_host & ~view.pauses
+    process = view.rows.processes[view.row]
+    quick = view.is_host & ~view.pauses
     for about, which in view.each(short, process, "launches of process {}".format):
         beside = quick & (process == process[which][0])
         yield HelpCase("record as graphs", about, which, _NODE_NS // 2, beside=beside)
@@ -258,12 +333,14 @@ def _cut_by_waits(view: View, within: Ints, launching: Bools) -> int:
     launching
         Row → whether it launches work.
     """
-    causes, rows = view.causes, view.rows
+    causes = view.causes
+    rows = view.rows
     waiting = np.r_[rows.having("kind", ("sync",)), False]
     waiting[view.row[causes.of("host wait")]] = True
     waiting[:-1] &= ~rows.having("kind", ("handle",))
     since = causes.times[causes.source]
-    waited_ns, launched_ns = np.full(len(launching), OPEN), np.full(len(launching), -1)
+    waited_ns = np.full(len(launching), OPEN)
+    launched_ns = np.full(len(launching), -1)
     waits, launches = (
         (within >= 0) & (view.call >= 0) & does[view.call] for does in (waiting, launching)
     )
@@ -279,7 +356,8 @@ def _in_runs(view: View) -> Bools:
     waits[causes.target[causes.of("host wait")]] = True
     host = np.flatnonzero(view.is_host)
     host = host[np.lexsort((causes.times[causes.target[host]], view.rows.threads[view.row[host]]))]
-    thread, row = view.rows.threads[view.row[host]], view.row[host]
+    thread = view.rows.threads[view.row[host]]
+    row = view.row[host]
     breaks = waits[causes.target[host]] | view.pauses[host]
     breaks |= np.r_[True, thread[1:] != thread[:-1]][: len(host)]
     run = np.cumsum(breaks)
@@ -291,12 +369,12 @@ def _in_runs(view: View) -> Bools:
 
 def _of_standstills(view: View, standstills: Standstills) -> Iterator[HelpCase]:
     """No pauses of a thread but the usual ones, where it is known why it stands still."""
-    for change, found in (
+    for change, causes_of in (
         ("compile it once", standstills.compiled),
         ("do not block with a lock held", standstills.blocked),
         ("give it a process of its own", standstills.switched),
     ):
-        for pauses in found:
+        for pauses in causes_of:
             which = pauses.edges & view.kept
             yield HelpCase(change, pauses.about, which, pauses.usual_ns, basis="recording")
 
@@ -319,7 +397,8 @@ def _of_hosts(view: View, pauses: Bools) -> Iterator[HelpCase]:
 
 def _own_process(view: View) -> Iterator[HelpCase]:
     """Each thread without what it takes longer between calls while another is there."""
-    causes, who = view.causes, view.rows.threads[view.row]
+    causes = view.causes
+    who = view.rows.threads[view.row]
     process = view.rows.processes[view.row]
     at = causes.times[causes.target]
     for thread in np.unique(who[view.is_host]).tolist():
@@ -339,7 +418,8 @@ def _own_process(view: View) -> Iterator[HelpCase]:
 
 def _slower(view: View, beside: Bools, alone: Bools) -> float:
     """Return how many times as long gaps before the same lines are; 1 where too few tell."""
-    ratios, weights = [1.0], [1.0]
+    ratios = [1.0]
+    weights = [1.0]
     for _, which in view.each(beside, view.line, str):
         number = view.line[which][0]
         gaps = view.lasts[which], view.lasts[alone & (view.line == number)]

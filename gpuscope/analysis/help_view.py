@@ -40,8 +40,13 @@ class View:
     """
 
     def __init__(self, trace: Trace, causes: Causes, node: int, low_ns: int, high_ns: int) -> None:
-        self.trace, self.causes, self.rows, self.low_ns = trace, causes, causes.rows, low_ns
-        source, target, times = causes.source, causes.target, causes.times
+        self.trace = trace
+        self.causes = causes
+        self.rows = causes.rows
+        self.low_ns = low_ns
+        source = causes.source
+        target = causes.target
+        times = causes.times
         self.kept = (times[target] > low_ns) & (times[target] <= high_ns)
         self.on_path = np.zeros(len(target), bool)
         self.on_path[causes.back_from(node)] = True
@@ -71,7 +76,8 @@ class View:
     @cached_property
     def line(self) -> Ints:
         """Edge → number in :attr:`lines` of the call that it is in, comes before or launches."""
-        rows, call = self.rows, self.coming
+        rows = self.rows
+        call = self.coming
         site, sites = rows.coded("site")
         code = np.where(site > 0, site, len(sites) + rows.coded("name")[0])
         number = {line: at for at, line in enumerate(self.lines)}

@@ -32,12 +32,20 @@ from gpuscope.trace.naming import kernel_name, range_labels, ranges_around, rang
 from gpuscope.trace.schema import GPU_WORK, HOLDS_LOCK, LATEST_NS, WAITS_FOR_LOCK
 from gpuscope.trace.sites import lines_of
 
-LAUNCH, COPY, OTHER = "in the launch call", "in a copy call", "in another call"
-ON_ITS_WAY, EVENT = "launch on its way to the GPU", "waiting for an event"
+LAUNCH = "in the launch call"
+COPY = "in a copy call"
+OTHER = "in another call"
+ON_ITS_WAY = "launch on its way to the GPU"
+EVENT = "waiting for an event"
 NEXT = "between two works on the GPU"
-BETWEEN, OUTSIDE = "between two CUDA calls", "outside CUDA and any range"
-START, AFTER, UNKNOWN = "start of program", "after the last work", "launch call unknown"
-HOST_WAIT, DATA, MEMORY = "in a host wait", "waiting for data", "memory allocation"
+BETWEEN = "between two CUDA calls"
+OUTSIDE = "outside CUDA and any range"
+START = "start of program"
+AFTER = "after the last work"
+UNKNOWN = "launch call unknown"
+HOST_WAIT = "in a host wait"
+DATA = "waiting for data"
+MEMORY = "memory allocation"
 THREAD = "waiting for another thread"
 FUNCTION = "in a host function"
 _FIXED = [BETWEEN, OUTSIDE, START, LAUNCH, COPY, ON_ITS_WAY, EVENT, NEXT, AFTER, UNKNOWN]
@@ -233,12 +241,14 @@ def gaps_of_gpus(
     work = np.r_[rows[inside], np.full(len(code) - int(inside.sum()), -1)]
     opened, closed = merged(Groups(code, list(range(len(first)))), begins, finish)
     gap = code[opened][1:] == code[opened][:-1]
-    opened, closed = opened[1:][gap], closed[:-1][gap]
+    opened = opened[1:][gap]
+    closed = closed[:-1][gap]
     order = np.lexsort((starts, device))
     bounds = np.searchsorted(device[order], np.arange(len(first) + 1))
     ordered = starts[order]
     for at in opened[work[opened] < 0].tolist():  # cut by an edge: it belongs to what came then
-        since, until = bounds[code[at]], bounds[code[at] + 1]
+        since = bounds[code[at]]
+        until = bounds[code[at] + 1]
         later = since + np.searchsorted(ordered[since:until], begins[at])
         work[at] = rows[order[later]] if later < until else -1
     return finish[closed], begins[opened], work[opened], len(first)
@@ -253,7 +263,8 @@ def _cut(trace: Trace, calls: Ints, thread: Ints, low: Ints, high: Ints) -> tupl
         Of each part its stretch, begin, end, call and range, −1 for none; whether it comes before
         all rows of its thread.
     """
-    owners, starts = trace.array("thread", fill=-1), trace.array("start_ns")
+    owners = trace.array("thread", fill=-1)
+    starts = trace.array("start_ns")
     ends = np.where(is_open(trace), LATEST_NS, trace.array("end_ns", fill=0))
     calls = calls[(owners[calls] > 0) & (ends[calls] > starts[calls])]
     _, owner, begin, end = ranges_in(trace)
@@ -264,7 +275,8 @@ def _cut(trace: Trace, calls: Ints, thread: Ints, low: Ints, high: Ints) -> tupl
     edges = np.sort(number[: len(who)] * len(times) + rank[: len(who)])
     of_thread = number[len(who) :] * len(times)
     since, till = of_thread + rank[len(who) :].reshape(2, -1)
-    after, until = np.searchsorted(edges, since, "right"), np.searchsorted(edges, till)
+    after = np.searchsorted(edges, since, "right")
+    until = np.searchsorted(edges, till)
     count = np.maximum(until - after, 0) + 1
     stretch = np.repeat(np.arange(len(low)), count)
     step = np.arange(len(stretch)) - np.repeat(np.cumsum(count) - count, count)
@@ -307,7 +319,8 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
         Gap and length of each part, the numbers of its cause, thread, range and line, begin and
         end, and whether the launch was still to come; the texts of causes, ranges and lines.
     """
-    starts, owner = trace.array("start_ns"), trace.array("thread", fill=-1)
+    starts = trace.array("start_ns")
+    owner = trace.array("thread", fill=-1)
     returned = np.where(is_open(trace), LATEST_NS, trace.array("end_ns", fill=0))
     launches, _ = linked_rows(trace.edges, trace.array("id"), "launch")
     event_ns = np.zeros(len(trace), np.int64)
@@ -337,8 +350,10 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
     at_line = np.where(at_line > 0, at_line, launched_at[gap])
     label, labels = range_labels(trace)
     rows = np.r_[around, ranges_around(trace, thread, np.where(has_launch, starts[call], 0))]
-    begin, end = np.r_[since, back], np.r_[until, high]
-    waits, works = np.r_[inside, np.full(len(low), -1)], np.r_[np.full(len(gap), -1), work]
+    begin = np.r_[since, back]
+    end = np.r_[until, high]
+    waits = np.r_[inside, np.full(len(low), -1)]
+    works = np.r_[np.full(len(gap), -1), work]
     part, function, held_ns = _in_functions(trace, begin, end, waits, works)
     name, names = codes(trace.spans.column("name"))
     first, code = combined(name[function])
@@ -382,9 +397,11 @@ def _in_functions(
     functions = rows_of(trace, "host function")
     if not len(functions):
         return (np.zeros(0, np.int64),) * 3
-    starts, stream = trace.array("start_ns").copy(), trace.array("stream", fill=-1)
+    starts = trace.array("start_ns").copy()
+    stream = trace.array("stream", fill=-1)
     ends = np.where(is_open(trace), LATEST_NS, trace.array("end_ns", fill=0))
-    parts, rows = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    parts = [np.zeros(0, np.int64)]
+    rows = [np.zeros(0, np.int64)]
     for number in np.unique(stream[functions]).tolist():
         of_stream = functions[stream[functions] == number]
         of_stream = of_stream[np.argsort(starts[of_stream], kind="stable")]
@@ -400,14 +417,16 @@ def _in_functions(
     last = np.full(len(trace) + 1, -1)  # row → the last host function that an edge says it awaited
     source, target = linked_rows(trace.edges, trace.array("id"), "event wait", "host wait")
     of_function = np.isin(source, functions)
-    source, target = source[of_function], target[of_function]
+    source = source[of_function]
+    target = target[of_function]
     order = np.argsort(ends[source], kind="stable")
     last[target[order]] = source[order]
     awaited = np.where(works >= 0, last[works], last[waits])
     awaited[np.concatenate(parts)] = -1
     parts.append(np.flatnonzero(awaited >= 0))
     rows.append(awaited[awaited >= 0])
-    part, function = np.concatenate(parts), np.concatenate(rows)
+    part = np.concatenate(parts)
+    function = np.concatenate(rows)
     ran_ns = np.minimum(end[part], ends[function]) - np.maximum(begin[part], starts[function])
     return part[ran_ns > 0], function[ran_ns > 0], ran_ns[ran_ns > 0]
 
@@ -422,7 +441,8 @@ def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause,
     idle_ns = groups.sums(ns)
     gaps = np.bincount(group[combined(group, gap)[0]], minlength=len(first))
     longest = np.lexsort((-ns, group))
-    ids, called = trace.array("id"), thread_names(trace)
+    ids = trace.array("id")
+    called = thread_names(trace)
     of_host = Stretches(*(column[is_of_host] for column in (thread, begin, end, group)))
     functions = functions_in(trace, of_host, len(first))
     causes = []

@@ -124,7 +124,8 @@ def around(causes: Causes, spans: Ints, rows: Ints, moments: Ints) -> Ints:
         Rows of the threads that are asked about, −1 for none, and when.
     """
     at = np.where(rows >= 0, 2 * moments + 1, -1)
-    since, until = 2 * causes.rows.starts[spans], 2 * causes.times[2 * spans + 1]
+    since = 2 * causes.rows.starts[spans]
+    until = 2 * causes.times[2 * spans + 1]
     inside = innermost(causes.owners[rows], at, causes.owners[spans], since, until)
     return np.where(inside >= 0, np.r_[spans, -1][inside], -1)
 
@@ -133,10 +134,15 @@ def _parts(
     trace: Trace, causes: Causes, node: int, since_ns: int, until_ns: int
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Return of each part when it begins, its kind, its row or −1, and the row of the host's."""
-    rows, times = causes.rows, causes.times
+    rows = causes.rows
+    times = causes.times
     edges = causes.back_from(node)[::-1]
-    source, target, kind = causes.source[edges], causes.target[edges], causes.kind[edges]
-    begin, low, high = len(times) - 1, times[source], times[target]
+    source = causes.source[edges]
+    target = causes.target[edges]
+    kind = causes.kind[edges]
+    begin = len(times) - 1
+    low = times[source]
+    high = times[target]
     launched = kind == NUMBER["launch"]
     of_host = np.isin(kind, [NUMBER[edge_kind] for edge_kind in _OF_HOST])
     # Who had the SMs, and went on.

@@ -43,8 +43,11 @@ class SpanRows:
     """The columns of a trace as arrays, and rows found by them. Keeps no trace alive."""
 
     def __init__(self, trace: Trace) -> None:
-        self.spans, self.edges, self.metadata = trace.spans, trace.edges, named(trace).metadata
-        self.is_simulated, self.provenance = trace.is_simulated, trace.provenance
+        self.spans = trace.spans
+        self.edges = trace.edges
+        self.metadata = named(trace).metadata
+        self.is_simulated = trace.is_simulated
+        self.provenance = trace.provenance
         self.ids = trace.array("id")
         self.starts = trace.array("start_ns")
         self.ends = trace.array("end_ns", fill=OPEN)
@@ -190,7 +193,8 @@ class SpanRows:
         The default stream of each thread has one number, and is another on each.
         """
         work = np.flatnonzero(self.is_work & (self.streams >= 0))
-        stream, device = self.streams[work], self.devices[work]
+        stream = self.streams[work]
+        device = self.devices[work]
         thread = np.where(np.isin(stream, self._per_thread), self.threads[work], -1)
         order = np.lexsort((self.ids[work], self.starts[work], thread, device, stream))
         begins = np.zeros(len(work), bool)

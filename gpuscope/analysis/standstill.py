@@ -20,19 +20,27 @@ from gpuscope.trace.joins import union
 from gpuscope.trace.naming import kernel_name, thread_names
 from gpuscope.trace.sites import lines_of
 
-_STILL_NS, _TIMES, _ALIKE, _ALIKE_AFTER = 1_000_000, 10, 5, 20
+_STILL_NS = 1_000_000
+_TIMES = 10
+_ALIKE = 5
+_ALIKE_AFTER = 20
 """A thread stands still if it pauses so long, so many times as long as it usually does before such
 a call, or after such a one, of which there are at least so many."""
 _COMPILES_NS = 10_000_000
 """What takes less before the first launch of a kernel may be its loading."""
-_FEWEST, _DEVIATIONS = 5, 5.0
+_FEWEST = 5
+_DEVIATIONS = 5.0
 """How often pauses come at least with what is said to be their cause, and by how many standard
 deviations of a binomial distribution more often than by chance: p is about 10⁻⁶."""
-_SWITCH_NS, _LATE, _MOST_SWITCHES = 5_000_000, 0.12, 3
+_SWITCH_NS = 5_000_000
+_LATE = 0.12
+_MOST_SWITCHES = 3
 """``sys.getswitchinterval()``, after which a thread gets the interpreter that another one computes
 in; how much later it has it, as a share; and up to how many of them chance can be told from it."""
 _BLOCKS = re.compile("(?i)synchroni[sz]e|memcpy|malloc|free|module|library")
-_BLOCKS_NS, _WAKES_NS, _COVERED = 200_000, 1_000_000, 0.7
+_BLOCKS_NS = 200_000
+_WAKES_NS = 1_000_000
+_COVERED = 0.7
 """How long a call takes that holds others up, within what time after it they go on, and which share
 of their pause it covers, at least."""
 _ASLEEP = 0.5
@@ -69,7 +77,8 @@ class Standstills:
     """
 
     def __init__(self, view: View) -> None:
-        self._view, self._rows = view, view.rows
+        self._view = view
+        self._rows = view.rows
         self._free = view.is_code.copy()
         self._names = thread_names(view.trace)
         self.compiled = [*self._claimed(self._compiled())]
@@ -93,11 +102,14 @@ class Standstills:
         Before the same call at its line, of what it launches; or after the same call at its line,
         if that is less: of some calls only those have rows before which something happened.
         """
-        view, rows = self._view, self._rows
+        view = self._view
+        rows = self._rows
         usual_ns, count = np.zeros((2, len(view.row)), np.int64)
         edges = np.flatnonzero(view.is_code & (view.coming >= 0))
         (name, _), (site, _) = rows.coded("name"), rows.coded("site")
-        call, before, lag = view.coming[edges], view.before[edges], view.causes.lag[edges]
+        call = view.coming[edges]
+        before = view.before[edges]
+        lag = view.causes.lag[edges]
         launched = np.r_[self._launched, -1][call]
         what = np.where(launched >= 0, name[launched] + 1, 0)
         median_ns, alike = _medians(lag, view.line[edges], name[call], what)
@@ -131,7 +143,9 @@ class Standstills:
 
         What changes then is a constant of the kernel, such as ``tl.constexpr``.
         """
-        view, rows, times = self._view, self._rows, self._view.causes.times
+        view = self._view
+        rows = self._rows
+        times = self._view.causes.times
         kernel = np.r_[self._launched, -1][view.coming]
         is_kernel = rows.having("kind", ("kernel",))
         edges = np.flatnonzero(view.is_code & (view.coming >= 0) & (kernel >= 0))
@@ -147,7 +161,8 @@ class Standstills:
         is_paused = view.causes.lag[edges] > _COMPILES_NS
         for number in np.unique(name[kernel[is_paused & is_new]]).tolist():
             alike = name[kernel] == number
-            paused, new = is_paused & alike, is_new & alike
+            paused = is_paused & alike
+            new = is_new & alike
             hits = int((paused & new).sum())
             share = new.sum() / alike.sum()
             if 2 * hits < new.sum() or not _is_evidence(hits, int(paused.sum()), share):
@@ -169,7 +184,9 @@ class Standstills:
 
         Such a thread holds a lock in its call, or the interpreter.
         """
-        view, rows, times = self._view, self._rows, self._view.causes.times
+        view = self._view
+        rows = self._rows
+        times = self._view.causes.times
         name, names = rows.coded("name")
         blocks = np.array([bool(_BLOCKS.search(str(text))) for text in names])[name]
         blocks &= rows.having("kind", ("api", "sync"))
@@ -178,14 +195,16 @@ class Standstills:
         span_ns = max(int(times.max()) - view.low_ns, 1)
         for thread in self._python_threads:
             edges = self._still(rows.threads[view.row] == thread)
-            begin, end = times[view.causes.source[edges]], times[view.causes.target[edges]]
+            begin = times[view.causes.source[edges]]
+            end = times[view.causes.target[edges]]
             for other in self._beside(thread):
                 calls = np.flatnonzero(blocks & (rows.threads == other))
                 if len(calls) < _FEWEST or len(edges) < _FEWEST:
                     continue
                 since, until = union(times[2 * calls], times[2 * calls + 1]).T
                 at = until.searchsorted(end, "right") - 1
-                low, high = since[at], until[at]
+                low = since[at]
+                high = until[at]
                 covers = np.minimum(end, high) - np.maximum(begin, low) > _COVERED * (end - begin)
                 is_hit = (at >= 0) & covers & (end - high < _WAKES_NS)
                 chance = min(0.99, len(until) * _WAKES_NS / span_ns)
@@ -207,7 +226,8 @@ class Standstills:
         of them than by chance; then those are meant that last longer, too.
         """
         view, (usual_ns, count) = self._view, self._usual
-        lag, begin = view.causes.lag, view.causes.times[view.causes.source]
+        lag = view.causes.lag
+        begin = view.causes.times[view.causes.source]
         shortest_ns = (1 - _LATE) * _SWITCH_NS
         is_usual = usual_ns > shortest_ns  # it always waits there
         usual_ns = np.where(is_usual, 0, usual_ns)
@@ -255,7 +275,8 @@ class Standstills:
 
     def _begun_ns(self, thread: int) -> int | None:
         """Return when a thread was first seen; ``None``: it is in calls most of the time."""
-        rows, times = self._rows, self._view.causes.times
+        rows = self._rows
+        times = self._view.causes.times
         at = np.flatnonzero((rows.threads == thread) & ~rows.is_work)
         begun_ns = int(times[2 * at].min())
         in_calls = at[rows.having("kind", ("api", "sync"))[at]]

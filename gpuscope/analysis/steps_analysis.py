@@ -23,11 +23,14 @@ HAND_OVER = re.compile(
     "queue |future result|thread join|(event|condition|barrier|semaphore) (wait|acquire)"
 )
 """What waits for other threads or processes are called."""
-_SAMPLE, _MOST_TOKENS = 50_000, 64
+_SAMPLE = 50_000
+_MOST_TOKENS = 64
 """Launches from the middle of a run, and kinds of launches, by which a period is looked for."""
-_REGULAR, _WHOLE = 0.9, 0.7
+_REGULAR = 0.9
+_WHOLE = 0.7
 """Share of launches in steps of usual length, and of their kinds in most steps, at least."""
-_NOISE, _TOLERANCE = 3.0, 0.1
+_NOISE = 3.0
+_TOLERANCE = 0.1
 """Deviations of the steps, and share of their median, that are no warm-up."""
 _COMPILES_NS = 50_000_000
 """What takes less before the first launch of a kernel may be its loading."""
@@ -150,16 +153,20 @@ def steps(trace: Trace) -> StepsResult:
 
 @once
 def _steps(trace: Trace) -> StepsResult:
-    starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
+    starts = trace.array("start_ns")
+    ends = trace.array("end_ns", fill=0)
     begins = [low for low, _ in trace.metadata.windows_ns[:1]]
     of_program = np.delete(starts, rows_of(trace, *SAMPLED))
     begin = min([int(of_program.min(initial=LATEST_NS)), *begins])
     work = rows_of(trace, *GPU_WORK)
     calls, launched = linked_rows(trace.edges, trace.array("id"), "launch")
     calls, at, works = np.unique(calls, return_index=True, return_counts=True)
-    launched, process = launched[at], trace.array("process", fill=-1)[calls]
+    launched = launched[at]
+    process = trace.array("process", fill=-1)[calls]
     several: list[Step] = []
-    bases, low, high = [], [], []
+    bases = []
+    low = []
+    high = []
     for number in np.unique(process).tolist():
         chosen = process == number
         basis, name, thread, bounds = _of_process(
@@ -169,7 +176,8 @@ def _steps(trace: Trace) -> StepsResult:
             on_thread = chosen & (trace.array("thread", fill=-1)[calls] == thread)
             on_gpu = _on_gpu(starts[calls[on_thread]], starts[launched[on_thread]], bounds)
             if on_gpu is not None:
-                bounds, basis = on_gpu, f"{basis}, as their work ran: the host runs ahead"
+                bounds = on_gpu
+                basis = f"{basis}, as their work ran: the host runs ahead"
             bases.append(basis)
             several += [Step(name, first, last, number, thread) for first, last in bounds.tolist()]
             warm = _warm_up(bounds[:, 1] - bounds[:, 0])
@@ -203,7 +211,8 @@ def _on_gpu(calls: Ints, works: Ints, bounds: Ints) -> Ints | None:
         When launches of their thread, and the work of these, began.
     """
     order = np.argsort(calls, kind="stable")
-    calls, works = calls[order], np.maximum.accumulate(works[order])
+    calls = calls[order]
+    works = np.maximum.accumulate(works[order])
     first, after = (np.searchsorted(calls, bounds[:, at]) for at in (0, 1))
     first = np.minimum(first, len(calls) - 1)
     if np.median(works[first] - calls[first]) <= np.median(bounds[:, 1] - bounds[:, 0]):
@@ -225,7 +234,8 @@ def _of_process(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Foun
     label, labels = range_labels(trace)
     first, code = combined(label[rows], np.unique(owner, return_inverse=True)[1])
     groups = Groups(code, [(labels[label[rows[at]]], int(owner[at])) for at in first])
-    most, steps_of = (len(calls) // 2, 0), None
+    most = (len(calls) // 2, 0)
+    steps_of = None
     for index, (text, number) in enumerate(groups.labels):
         some = groups.rows(index)
         some = some[np.argsort(low[some], kind="stable")]
@@ -236,7 +246,8 @@ def _of_process(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Foun
         launches = np.searchsorted(times, high[some]) - np.searchsorted(times, low[some])
         if (key := (int(launches.sum()), int((high[some] - low[some]).sum()))) > most:
             bounds = np.stack([low[some], high[some]], axis=1)
-            most, steps_of = key, (f"ranges {text!r}", text, number, bounds)
+            most = key
+            steps_of = (f"ranges {text!r}", text, number, bounds)
     return steps_of or _of_launches(trace, calls, launched, works)
 
 
@@ -250,11 +261,14 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Fou
     number = int(threads[count.argmax()])
     order = np.flatnonzero(thread == number)
     order = order[np.argsort(trace.array("start_ns")[calls[order]], kind="stable")]
-    calls, launched, works = calls[order], launched[order], works[order]
+    calls = calls[order]
+    launched = launched[order]
+    works = works[order]
     name, names = codes(trace.spans.column("name"))
     what = _what_is_launched(trace, launched, name, len(names))
     kind = combined(what)[1]
-    starts, ends = trace.array("start_ns")[calls], trace.array("end_ns", fill=0)[calls]
+    starts = trace.array("start_ns")[calls]
+    ends = trace.array("end_ns", fill=0)[calls]
     waits = rows_of(trace, "api", "sync", "event")
     of_cuda = ~np.array([bool(HAND_OVER.search(str(text))) for text in names])[name[waits]]
     waits = waits[of_cuda & (trace.array("thread", fill=-1)[waits] == number)]
@@ -352,7 +366,8 @@ def _told_by_news(trace: Trace, thread: int, bounds: Ints, warm: int) -> int:
     most_ns = _TOLERANCE * lengths.sum()
     if more_ns.sum() <= most_ns:
         return warm
-    starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
+    starts = trace.array("start_ns")
+    ends = trace.array("end_ns", fill=0)
     calls = rows_of(trace, "api", "sync", "event")
     calls = calls[trace.array("thread", fill=-1)[calls] == thread]
     calls = calls[np.argsort(starts[calls], kind="stable")]
@@ -381,8 +396,10 @@ def compile_pauses_ns(trace: Trace) -> int:
     A pause is of a line of the program that goes on to launch a kernel of Triton's that is new.
     """
     name, names = codes(trace.spans.column("name"))
-    line, thread = codes(trace.spans.column("site"))[0], trace.array("thread", fill=-1)
-    starts, ends = trace.array("start_ns"), trace.array("end_ns", fill=0)
+    line = codes(trace.spans.column("site"))[0]
+    thread = trace.array("thread", fill=-1)
+    starts = trace.array("start_ns")
+    ends = trace.array("end_ns", fill=0)
     calls, work = linked_rows(trace.edges, trace.array("id"), "launch")
     begun = np.full(len(names), LATEST_NS)
     np.minimum.at(begun, name[work], starts[calls])
@@ -390,11 +407,14 @@ def compile_pauses_ns(trace: Trace) -> int:
     is_new = is_triton[name[work]] & (starts[calls] == begun[name[work]])
     order = np.flatnonzero(line[calls] > 0)
     order = order[np.lexsort((starts[calls[order]], thread[calls[order]]))]
-    calls, news = calls[order], np.flatnonzero(is_new[order])
+    calls = calls[order]
+    news = np.flatnonzero(is_new[order])
     paused = 1 + np.flatnonzero(starts[calls[1:]] - ends[calls[:-1]] >= _COMPILES_NS)
     paused = paused[thread[calls[paused]] == thread[calls[paused - 1]]]
     after = np.searchsorted(news, paused)  # the next new kernel
-    paused, after = paused[after < len(news)], calls[news[after[after < len(news)]]]
-    ended_by, before = calls[paused], calls[paused - 1]
+    paused = paused[after < len(news)]
+    after = calls[news[after[after < len(news)]]]
+    ended_by = calls[paused]
+    before = calls[paused - 1]
     same = (line[after] == line[ended_by]) & (thread[after] == thread[ended_by])
     return int((starts[ended_by] - ends[before])[same].sum())

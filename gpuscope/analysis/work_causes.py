@@ -23,7 +23,8 @@ KINDS = (
 )
 """Kinds of edges. Of two that bind as late, the later in this order is the cause."""
 NUMBER = {kind: number for number, kind in enumerate(KINDS)}
-NEVER, ALWAYS = -1, 1 << 62
+NEVER = -1
+ALWAYS = 1 << 62
 """Keys of edges that do not bind if another does, and that do."""
 _STEPS = 256
 """Rows that are passed over in search of one that held what a row needs."""
@@ -61,9 +62,13 @@ def add_work(work: WorkParts, ends: Ints, edges: Edges) -> None:
         Row → when it ended.
     """
     rows = work.rows
-    starts, queued, works = rows.starts, rows.queued, np.flatnonzero(rows.is_work)
+    starts = rows.starts
+    queued = rows.queued
+    works = np.flatnonzero(rows.is_work)
     times = work.times
-    waits, ready_ns, is_known = times.waits, times.ready_ns, times.is_known
+    waits = times.waits
+    ready_ns = times.ready_ns
+    is_known = times.is_known
     for kind, pairs in work.orders.pairs.items():
         before, after = (rows_of[::-1] for rows_of in pairs)  # of equal ones the first binds
         key = np.where(waits[after], ends[before], NEVER)
@@ -95,7 +100,8 @@ def _add_holders(rows: SpanRows, late: Ints, ends: Ints, edges: Edges) -> None:
     is_late[late] = True
     for kind, name in (("SMs held", "SMs"), ("priority", "priority")):
         before, after = rows.edges_of(name)
-        before, after = before[is_late[after]], after[is_late[after]]
+        before = before[is_late[after]]
+        after = after[is_late[after]]
         _add_held(rows, kind, (before, after), ends, edges, ALWAYS - rows.starts[before])
 
 
@@ -123,9 +129,11 @@ def _add_rivals(work: WorkParts, late: Ints, ends: Ints, edges: Edges) -> None:
         rivals = np.flatnonzero(work.may_rival(int(after[0])))
         rivals = rivals[np.lexsort((rows.starts[rivals], ends[rivals]))]
         first = ends[rivals].searchsorted(rows.starts[after])
-        at, pending = first.copy(), np.flatnonzero(first < len(rivals))
+        at = first.copy()
+        pending = np.flatnonzero(first < len(rivals))
         for _ in range(_STEPS):
-            before, since = rivals[at[pending]], rows.starts[after[pending]]
+            before = rivals[at[pending]]
+            since = rows.starts[after[pending]]
             good = (rows.starts[before] < since) & rows.may_fill(before, after[pending])
             if is_copy:
                 good &= ends[before] == since

@@ -68,9 +68,12 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     for finding in _of_stragglers(trace, span_ns):
         yield finding
         names_the_cause = True
-    changes = help_in_steps(trace).changes
+    helps = help_in_steps(trace)
+    changes = helps.changes
     if changes and changes[0].gain_ns >= WORTH * span_ns:
         yield _of_change(changes[0], span_ns)
+        if helps.then is not None:
+            yield _of_next(helps.then, span_ns)
     most_ns: dict[str, int] = {}
     for change in changes:
         most_ns[change.change] = max(change.gain_ns, most_ns.get(change.change, 0))
@@ -139,8 +142,13 @@ def _of_change(change: Change, span_ns: int) -> Finding:
     if change.basis == "bound":
         share = Quantity("share", change.most_ns / span_ns, "%")
         return Finding("program.may-help", "warning", subject, (most, share))
-    gain, share = (
-        Quantity("gain", change.gain_ns, "ns"),
-        Quantity("share", change.gain_ns / span_ns, "%"),
-    )
+    gain = Quantity("gain", change.gain_ns, "ns")
+    share = Quantity("share", change.gain_ns / span_ns, "%")
     return Finding("program.help", "warning", subject, (gain, most, share))
+
+
+def _of_next(change: Change, span_ns: int) -> Finding:
+    subject = {"change": change.change, "about": change.about, "basis": change.basis}
+    subject["bound"] = "at most" if change.basis == "bound" else ""
+    share = Quantity("share", change.gain_ns / span_ns, "%")
+    return Finding("program.then", "note", subject, (Quantity("gain", change.gain_ns, "ns"), share))

@@ -215,6 +215,9 @@ RULES = {
     "program.may-help": Rule(
         "What may help most: {change}[ ({about})]: at most {most} sooner, {share} of the time"
     ),
+    "program.then": Rule(
+        "After that, {change}[ ({about})] would add {gain}, {share} of the time[, {bound}]"
+    ),
     "program.no-help": Rule("The program as a whole would hardly gain by any of these: {changes}"),
     "dry-queue.calls": Rule(
         "{idle} of {calls} calls of {workload} began while no kernel of {load} was queued or "

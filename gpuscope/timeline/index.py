@@ -67,7 +67,9 @@ class _Part:
         nonempty = np.flatnonzero(np.diff(first))
         of_group = np.zeros(groups, track.dtype)
         of_group[nonempty] = track[order[first[nonempty]]]
-        start, end, row = start[order], end[order], row[order]
+        start = start[order]
+        end = end[order]
+        row = row[order]
         depth = np.ones(tracks, np.int64)
         by_track = nonempty[np.argsort(of_group[nonempty], kind="stable")]
         for number, members in _slices(of_group[by_track]):

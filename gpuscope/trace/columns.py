@@ -99,7 +99,8 @@ def narrow_codes(column: pa.ChunkedArray) -> tuple[Array, list[Any]]:
     if len(distinct := dict.fromkeys(values)) < len(values):
         number = {value: code for code, value in enumerate(distinct)}
         merged = np.array([number[value] for value in values], np.int32)
-        indices, values = merged[indices], list(distinct)
+        indices = merged[indices]
+        values = list(distinct)
     return indices, values
 
 

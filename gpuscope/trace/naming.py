@@ -126,7 +126,8 @@ def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
     above = enclosing(thread, start, end)
     who, when = (trace.array(column, fill=-1)[calls] for column in ("thread", "start_ns"))
     at = innermost(who, when, thread, start, end - 1)
-    pairs, inside = [], np.flatnonzero(at >= 0)
+    pairs = []
+    inside = np.flatnonzero(at >= 0)
     while len(inside):
         pairs.append(inside * len(texts) + label[at[inside]])
         at[inside] = above[at[inside]]
@@ -136,11 +137,13 @@ def _held(trace: Trace, calls: Ints, owner: Ints) -> dict[int, str]:
     call, held_by = np.divmod(distinct(np.concatenate(pairs)), len(texts))
     owners, owner, launches = np.unique(owner, return_inverse=True, return_counts=True)
     first, code = combined(owner[call], held_by)
-    count, total_ns = np.bincount(label), np.bincount(label, end - start)
+    count = np.bincount(label)
+    total_ns = np.bincount(label, end - start)
     rank = np.where(count >= REPEATED, total_ns, -1 - total_ns)
     most = first[np.bincount(code) >= MOST_OF * launches[owner[call[first]]]]
     most = most[np.argsort(rank[held_by[most]], kind="stable")]  # the last holds
-    whose, what = owners[owner[call[most]]].tolist(), held_by[most].tolist()
+    whose = owners[owner[call[most]]].tolist()
+    what = held_by[most].tolist()
     return {thread: texts[label] for thread, label in zip(whose, what, strict=True)}
 
 
@@ -158,7 +161,8 @@ def thread_names(trace: Trace) -> dict[int, str]:
     process_of = trace.array("process", fill=-1)[first].tolist()
     owner = dict(sorted(zip(thread[first].tolist(), process_of, strict=True)))
     owner = {number: process for number, process in owner.items() if number > 0}
-    count, nth = Counter(owner.values()), Counter[int]()
+    count = Counter(owner.values())
+    nth = Counter[int]()
     names = {}
     for number, process in owner.items():
         nth[process] += 1
@@ -173,7 +177,8 @@ def thread_names(trace: Trace) -> dict[int, str]:
         names[number] = name or f"thread {nth[process]} of {count[process]}"
     shared = Counter(names.values())
     for number, name in names.items():
-        process, rank = owner[number], trace.metadata.rank(owner[number])
+        process = owner[number]
+        rank = trace.metadata.rank(owner[number])
         where = f"rank {rank.rank}" if rank else f"process {process}"
         where = where if len(count) > 1 else f"thread {number}"
         names[number] = f"{name} · {where}" if shared[name] > 1 else name
@@ -209,7 +214,8 @@ def stream_names(trace: Trace) -> dict[int, str]:
     recorded = {number: trace.stream_name(number) for number in sorted(position)}
     names = {}
     for number, name in recorded.items():
-        facts, unnamed = trace.metadata.stream(number), _UNNAMED.fullmatch(name)
+        facts = trace.metadata.stream(number)
+        unnamed = _UNNAMED.fullmatch(name)
         names[number] = name
         if facts and unnamed:
             at = position[number]
@@ -221,7 +227,8 @@ def stream_names(trace: Trace) -> dict[int, str]:
                 or next((what for what, those in mostly.items() if those[at]), "")
                 or range_of_stream.get(number, f"stream {unnamed[1]}")
             )
-    shared, given = Counter(names.values()), Counter(recorded.values())
+    shared = Counter(names.values())
+    given = Counter(recorded.values())
     for number, name in names.items():
         if shared[name] > 1 and (name != recorded[number] or given[name] > 1):
             also = recorded[number] if recorded[number] != name else f"stream {number}"
@@ -240,7 +247,8 @@ def named(trace: Trace) -> Trace:
     """
     if trace in _RENAMED:
         return trace
-    facts, renamed = trace.metadata, trace.where()
+    facts = trace.metadata
+    renamed = trace.where()
     streams = {
         str(number): msgspec.structs.replace(facts.stream(number) or StreamFacts(""), name=name)
         for number, name in stream_names(trace).items()
@@ -313,14 +321,17 @@ def _element_type(text: str) -> str:
 def _function(text: str) -> str:
     """Return a function's name without what C++ puts around it."""
     if mangled := _MANGLED.match(text):
-        at, name = mangled.end(), ""
+        at = mangled.end()
+        name = ""
         while length := _LENGTH.match(text, at):
             at = length.end() + int(length[0])
             name = text[length.end() : at]
         return name
     if not _CPP.match(text):
         return text
-    before, text = "", text.replace("(anonymous namespace)::", "")
+    before = ""
+    text = text.replace("(anonymous namespace)::", "")
     while before != text:
-        before, text = text, _ARGUMENTS.sub("", text)
+        before = text
+        text = _ARGUMENTS.sub("", text)
     return text.partition("(")[0].rpartition(" ")[2].rpartition("::")[2]

@@ -31,7 +31,8 @@ from gpuscope.trace.facts import DeviceFacts, StreamFacts
 FOREIGN_STREAM = 1_000_000_000
 """Streams that are none of ours are numbered from here, by context and CUPTI's number."""
 _STREAMS = 1_000_000
-_BLOCKING, _NULL = 1, 3
+_BLOCKING = 1
+_NULL = 3
 """Of ``CUpti_ActivityStreamFlag``: ..._FLAG_DEFAULT, which waits for the null stream, and that."""
 PER_THREAD_DEFAULT = 2
 """CUDA's handle of the per-thread default stream, another stream on each thread."""

@@ -426,3 +426,25 @@ def test_the_line_of_a_kernel_is_where_that_was_launched():
     assert busy.subject == {"kernel": "long", "line": LINE.format(3)}
     path = dict(found.sections)["Critical path"]
     assert next(iter(path.by("line"))) == LINE.format(9), "most of the path is of another line"
+
+
+def test_what_the_second_change_adds_is_told_beside_the_first():
+    spans, edges, at = [], [], 0
+    for number in range(1, 121, 3):  # a pause, then a kernel that the host waits for
+        spans += [
+            launch(number, 1, at, at + 5_000, SITE.format(7)),
+            kernel(number + 1, "k", at + 6_000, at + 206_000, at + 5_000),
+            wait(number + 2, "cudaStreamSynchronize", at + 6_000, at + 210_000, stream=7),
+        ]
+        spans[-1][-1]["site"] = SITE.format(9)
+        edges += [(number, number + 1, "launch"), (number + 1, number + 2, "host wait")]
+        at += 700_000
+    result = gs.analysis.what_would_help(rows(*spans, edges=edges))
+    first, then = result.changes[0], result.then
+    assert first.change == "shorten the Python before"
+    assert (then.change, then.about) == ("make the kernel twice as fast", "k")
+    assert then.gain_ns == pytest.approx(40 * 100_000, rel=0.03)
+    told = {finding.rule for finding in gs.findings(rows(*spans, edges=edges)).findings}
+    assert {"program.may-help", "program.then"} <= told
+    alone = gs.analysis.what_would_help(rows(*spans[:2], edges=edges[:1]))
+    assert alone.then is None

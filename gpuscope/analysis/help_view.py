@@ -68,9 +68,13 @@ class View:
     def coming(self) -> Ints:
         """Edge of a thread → the call that it is in or comes before, −1 for none; else its row."""
         host = np.flatnonzero(self.is_host)
-        order = host[np.lexsort((host, self.causes.threads[self.causes.target[host]]))]
+        thread = self.causes.threads[self.causes.target[host]]
+        by_thread = np.lexsort((host, thread))
+        order = host[by_thread]
+        following = next_call(self.row[order], self.rows.having("kind", CALLS))
+        is_same = self.causes.threads[2 * following] == thread[by_thread]
         call = np.array(self.row)
-        call[order] = next_call(self.row[order], self.rows.having("kind", CALLS))
+        call[order] = np.where(is_same, following, -1)
         return np.where(self.call >= 0, self.call, call)
 
     @cached_property

@@ -195,11 +195,13 @@ class Standstills:
         span_ns = max(int(times.max()) - view.low_ns, 1)
         for thread in self._python_threads:
             edges = self._still(rows.threads[view.row] == thread)
+            if len(edges) < _FEWEST:
+                continue
             begin = times[view.causes.source[edges]]
             end = times[view.causes.target[edges]]
             for other in self._beside(thread):
                 calls = np.flatnonzero(blocks & (rows.threads == other))
-                if len(calls) < _FEWEST or len(edges) < _FEWEST:
+                if len(calls) < _FEWEST:
                     continue
                 since, until = union(times[2 * calls], times[2 * calls + 1]).T
                 at = until.searchsorted(end, "right") - 1
@@ -234,12 +236,15 @@ class Standstills:
         is_still = (lag > shortest_ns) & (lag > _TIMES * usual_ns) & (count >= _ALIKE)
         chance = _LATE * sum(range(_MOST_SWITCHES + 1)) / (_MOST_SWITCHES + _LATE)
         for thread in self._python_threads:
+            is_here = self._rows.threads[view.row] == thread
+            pauses = np.flatnonzero(self._free & is_still & is_here)
+            if len(pauses) < _FEWEST:
+                continue
             for other in self._beside(thread):
                 begun_ns = self._begun_ns(other)
                 if begun_ns is None:
                     continue
-                is_here = (self._rows.threads[view.row] == thread) & (begin >= begun_ns)
-                edges = np.flatnonzero(self._free & is_still & is_here)
+                edges = pauses[begin[pauses] >= begun_ns]
                 intervals = lag[edges] / _SWITCH_NS
                 intervals = intervals[intervals < _MOST_SWITCHES + 1]
                 whole = np.floor(intervals)
@@ -263,14 +268,17 @@ class Standstills:
         ours = {number for number, name in self._names.items() if name.startswith("gpuscope")}
         return sorted(numbers - ours)
 
+    @cached_property
+    def _process_of(self) -> dict[int, int]:
+        threads, first = np.unique(self._rows.threads, return_index=True)
+        processes = self._rows.processes[first]
+        return dict(zip(threads.tolist(), processes.tolist(), strict=True))
+
     def _beside(self, thread: int) -> Iterator[int]:
         """Yield the other Python threads of its process."""
-        rows = self._rows
-        process = {
-            number: rows.processes[rows.threads == number][0] for number in self._python_threads
-        }
+        process = self._process_of[thread]
         for other in self._python_threads:
-            if other != thread and process[other] == process[thread]:
+            if other != thread and self._process_of[other] == process:
                 yield other
 
     def _begun_ns(self, thread: int) -> int | None:

@@ -448,3 +448,13 @@ def test_what_the_second_change_adds_is_told_beside_the_first():
     assert {"program.may-help", "program.then"} <= told
     alone = gs.analysis.what_would_help(rows(*spans[:2], edges=edges[:1]))
     assert alone.then is None
+
+
+def test_the_last_pause_of_a_thread_is_before_no_call_of_another():
+    spans, edges = launches(10, 20_000)
+    later = spans[-1][4] + 900_000
+    spans += [(900, "range", "end", later, later + 1_000, {"thread": 1, "process": 1}),
+              launch(901, 2, later + 2_000, later + 4_000, SITE.format(9)),
+              kernel(902, "k", later + 5_000, later + 9_000, later + 4_000)]  # fmt: skip
+    found = gains(rows(*spans, edges=[*edges, (901, 902, "launch")]))
+    assert ("shorten the Python before", LINE.format(9)) not in found

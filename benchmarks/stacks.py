@@ -1,12 +1,14 @@
 """How true sampled stacks are, how safe, and what they cost: without a GPU.
 
-    python benchmarks/stacks.py [--only truth|nasty|cost] [--seconds S] [--out FILE]
+    python benchmarks/stacks.py [--only truth|nasty|stored|cost] [--seconds S] [--out FILE]
 
 *truth*: twelve constructs take turns in a thread that reads the clock around each; told is how far
 the share of samples in each one's line is off. *nasty*: threads make and free codes at addresses
 that come again, call in pairs, recurse to the limit, resume generators, come and go, and names tell
 which lines can stand in which others; samples are taken without a pause, and told is how many that
-are not marked as torn cannot be. *cost*: what a thread gets done while it is sampled, in turns.
+are not marked as torn cannot be. *stored*: what the twelve leave a second in a recording's journal
+and in a trace, in so many threads, at the rate of `gpuscope record`. *cost*: what a thread gets
+done while it is sampled, in turns.
 """
 
 from __future__ import annotations
@@ -20,17 +22,27 @@ import random
 import re
 import statistics
 import sys
+import tempfile
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 from facts import BESIDE, row, spread, write
 
+import gpuscope as gs
 from gpuscope import _stacks
+from gpuscope.record.rows import Rows
+from gpuscope.record.source import NewStacks
+from gpuscope.record.stacks import StackSampler
+from gpuscope.trace import Trace, schema
+from gpuscope.trace.metadata import TraceMetadata
 
 HERTZ = 1000
+RECORD_HERTZ = 200
+PARTS = ("truth", "nasty", "stored", "cost")
 ROUNDS = 9
 MORE = ("samples", "torn", "late", "impossible", "lost")
 """What is printed beside a value."""
@@ -269,6 +281,46 @@ def nasty(seconds: float) -> Iterator[dict]:
     )  # fmt: skip
 
 
+# -- stored --------------------------------------------------------------------------------
+class Journal:
+    """Counts what it gets, as the recording's packs it."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def note_stacks(self, stacks: NewStacks) -> None:
+        self.nbytes += len(msgspec.msgpack.encode(stacks))
+
+
+def stored(seconds: float) -> Iterator[dict]:
+    """Yield what samples take in a journal and in a Parquet file, a second and thread."""
+    for count in (1, 4, 16):
+        sampler, journal = StackSampler(RECORD_HERTZ, os.getpid()), Journal()
+        sampler.journal = journal
+        threads = [threading.Thread(target=twelve, args=(seconds,)) for _ in range(count)]
+        if why := sampler.start():
+            raise SystemExit(why)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        sampler.close()
+        rows = Rows(over=True, open_since_ns=schema.LATEST_NS)
+        sampler.begin_reading()
+        sampler.drain(rows)
+        spans = schema.concat([batch.spans for batch in rows.batches], schema.SPAN_TYPES)
+        trace = Trace(spans, schema.table({}, schema.EDGE_TYPES), TraceMetadata())
+        with tempfile.TemporaryDirectory() as folder:
+            path = gs.export(trace, Path(folder) / "stacks.parquet", keep_private=True)
+            in_trace = path.stat().st_size
+        for what, nbytes in (("journal", journal.nbytes), ("trace", in_trace)):
+            each = nbytes / 1e3 / seconds / count
+            yield row(
+                f"stored in the {what} at {RECORD_HERTZ} Hz, {count} threads, each",
+                "≤ 30 kB/s", each, "kB/s", met=each <= 30, runs=len(trace),
+            )  # fmt: skip
+
+
 # -- cost ----------------------------------------------------------------------------------
 def cost(seconds: float) -> Iterator[dict]:
     """Yield what a thread loses of its work while it is sampled, between blocks that are not."""
@@ -308,15 +360,15 @@ def cost(seconds: float) -> Iterator[dict]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
-    parser.add_argument("--only", choices=("truth", "nasty", "cost"), action="append")
+    parser.add_argument("--only", choices=PARTS, action="append")
     parser.add_argument("--seconds", type=float, default=10, help="of truth and of nasty programs")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/stacks.json"))
     asked = parser.parse_args()
     if why := _stacks.missing():
         raise SystemExit(f"Python's threads are not sampled: {why}")
     rows = []
-    for name, measure in (("truth", truth), ("nasty", nasty), ("cost", lambda _: cost(0.2))):
-        if name in (asked.only or ("truth", "nasty", "cost")):
+    for name, measure in zip(PARTS, (truth, nasty, stored, lambda _: cost(0.2)), strict=True):
+        if name in (asked.only or PARTS):
             for found in measure(asked.seconds):
                 told = f"{found['value']:8.3f} {found['unit']:7} {found['goal']:10} {found['what']}"
                 print(told, {key: found[key] for key in MORE if key in found})

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpuscope._checks import door
 from gpuscope._tables import html_table
 from gpuscope._text import clean, duration, percent, shown, stream_label
 from gpuscope.analysis.call_parts import HOST
 from gpuscope.analysis.part import ORDER, Part, PartKind, lasted_ns
+from gpuscope.analysis.samples_analysis import SeenFunction, Stretches, functions_in
 from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.telling.rules import fill
@@ -18,6 +21,8 @@ from gpuscope.trace.sites import site_words
 
 _MOST = 6
 """Parts that a sentence names."""
+_FUNCTIONS = 2
+"""Functions that it names."""
 _IN_WORDS = {
     "launch call": "in the launch call",
     "on the way": "on the way to the GPU",
@@ -75,6 +80,9 @@ class Explanation:
         What is uncertain, and what evidence the trace lacks.
     site
         The lines of Python that made the call, in words; empty where they are not known.
+    functions
+        What its thread was seen doing in the host's program, where stacks were sampled; or another
+        that held Python's lock meanwhile.
 
     Examples
     --------
@@ -98,6 +106,7 @@ class Explanation:
     doubts: tuple[str, ...]
     provenance: str
     site: str = ""
+    functions: tuple[SeenFunction, ...] = ()
 
     @property
     def unexplained_ns(self) -> int:
@@ -124,6 +133,8 @@ class Explanation:
         lines = [f"{line}: {', '.join(clauses)}." if clauses else f"{line}."]
         if self.site:
             lines.append(f"{'Launched' if self.kind in WORK else 'Called'} at {self.site}.")
+        if seen := [_seen(function) for function in self.functions[:_FUNCTIONS]]:
+            lines.append(f"Of the host's program {', '.join(seen)}.")
         lines += self.doubts
         return "\n".join(map(clean, lines))
 
@@ -206,6 +217,25 @@ def explain(trace: Trace, span: int) -> Explanation:
         doubts=tuple(doubts),
         provenance=rows.provenance,
         site=site_words(rows.text("site", row)),
+        functions=_functions(trace, int(rows.threads[row]), parts),
+    )
+
+
+def _functions(trace: Trace, thread: int, parts: Sequence[Part]) -> tuple[SeenFunction, ...]:
+    """Return what a thread was seen doing in the parts that are the host's program."""
+    of_host = [part for part in parts if part.kind == "host"]
+    begins = np.array([part.start_ns for part in of_host], np.int64)
+    ends = np.array([part.end_ns for part in of_host], np.int64)
+    alike = np.zeros(len(of_host), np.int64)
+    (functions,) = functions_in(trace, Stretches(alike + thread, begins, ends, alike), 1)
+    return functions
+
+
+def _seen(function: SeenFunction) -> str:
+    who = f"{function.thread} " if function.thread else ""
+    return (
+        f"{percent(function.share)} by {function.samples:.0f} samples: {who}{function.state}, "
+        f"{function}"
     )
 
 

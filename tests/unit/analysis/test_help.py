@@ -458,3 +458,23 @@ def test_the_last_pause_of_a_thread_is_before_no_call_of_another():
               kernel(902, "k", later + 5_000, later + 9_000, later + 4_000)]  # fmt: skip
     found = gains(rows(*spans, edges=[*edges, (901, 902, "launch")]))
     assert ("shorten the Python before", LINE.format(9)) not in found
+
+
+@pytest.mark.parametrize(("copies", "is_told"), [(True, True), (False, False)])
+def test_a_gpu_on_which_only_copies_run_is_told_as_that(copies, is_told):
+    spans, edges, at = [], [], 0
+    for number in range(1, 81, 2):
+        nbytes = {"stream": 7, "queued_ns": at + 3_000, "process": 1, "nbytes": 1 << 20}
+        is_copy = copies and number % 8 != 1
+        spans += [
+            launch(number, 1, at, at + 3_000, SITE.format(7)),
+            (number + 1, "memcpy", "HtoD copy", at + 4_000, at + 103_900, nbytes) if is_copy
+            else kernel(number + 1, "k", at + 4_000, at + 103_900, at + 3_000),
+        ]  # fmt: skip
+        edges.append((number, number + 1, "launch"))
+        at += 100_000
+    found = gs.findings(rows(*spans, edges=edges)).findings
+    (busy,) = (finding for finding in found if finding.rule == "program.busy")
+    kernels = [value.value for value in busy.values if value.name == "kernels"]
+    assert bool(kernels) == is_told
+    assert not is_told or kernels[0] == pytest.approx(0.25, abs=0.03)

@@ -602,3 +602,23 @@ def test_partitions_that_share_sms_hold_each_other_up():
         trace = build(rows, partitions=partitions, simulated=True)
         found = gs.telling.explain(trace, 2)
         assert kinds(found)[-2:] == [kind, "running"]
+
+
+def test_the_host_s_program_is_told_by_the_functions_that_were_seen():
+    line = '[["train.py", 7, "draw"], ["train.py", 9, "step"]]'
+    spans = [
+        {"id": 1, "kind": "api", "name": "cudaLaunchKernel", "start_ns": 0, "end_ns": 100},
+        {"id": 2, "kind": "api", "name": "cudaLaunchKernel", "start_ns": 900, "end_ns": 1_000},
+        {"id": 3, "kind": "stack", "name": "draw", "start_ns": 200, "end_ns": 800, "value": 6.0,
+         "status": "holds Python's lock", "site": line, "payload": line},
+    ]  # fmt: skip
+    names = dict.fromkeys(name for span in spans for name in span)
+    columns = {name: [span.get(name) for span in spans] for name in names}
+    columns |= {"thread": [5] * 3, "process": [1] * 3, "source": ["host"] * 3}
+    found = gs.telling.explain(Trace.from_columns(columns), 2)
+    (function,) = found.functions
+    assert (function.samples, function.share) == (6, pytest.approx(600 / 800))
+    assert "draw" in str(function)
+    assert "75 % by 6 samples" in str(found)
+    alone = gs.telling.explain(Trace.from_columns(columns).where(kind="api"), 2)
+    assert alone.functions == ()

@@ -38,7 +38,7 @@ CULPRITS = {
     "oversubscribed_partition": "give it a larger partition",
     "pageable_copies": "pin the memory",
     "python_overhead": "shorten the Python before",
-    "slow_kernel": "make the kernel twice as fast",
+    "slow_kernel": "multiply in a narrower type",
     "small_kernels": "record as graphs",
     "wrong_stream": "use another stream",
     "straggler_rank": "program.straggler",

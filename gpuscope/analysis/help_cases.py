@@ -38,6 +38,10 @@ _NODE_NS = 1_000
 of a graph costs the host."""
 _SELECTS = re.compile("(?i)DeviceSelect|DeviceCompact|nonzero")
 """Kernels that write as much as a mask selects: the host has to know how much that is before."""
+_WIDE = re.compile("GEMM.* float32$")
+_NARROWER = 15
+"""Matrix products in float32, and how many times as fast tensor cores make them at most: bfloat16's
+989 TFLOP/s of an H100 over 67 (NVIDIA H100 datasheet, SXM, dense)."""
 _CUT = 0.1
 """Share of ranges with a wait between launches, up to which their launches are a graph."""
 _DIRECTIONS = {"HtoD": "copies to the GPU", "DtoH": "copies to the host"}
@@ -70,6 +74,7 @@ _CODE = {
     "compile it once": "pass what changes at run time: no tl.constexpr, no specialised argument",
     "do not block with a lock held": "wait for an event of one stream, outside the lock",
     "keep off the legacy default stream": "launch on the stream that made the data",
+    "multiply in a narrower type": 'torch.set_float32_matmul_precision("high"), or bfloat16',
     "keep the mask on the GPU": "torch.where(mask, …), whose size does not depend on values",
 }
 """Change → how to try it; the braces stand for what it is about."""
@@ -134,6 +139,11 @@ def _of_work(view: View) -> Iterator[HelpCase]:
         waiting = holds & rows.having("name", (about,))[view.before]
         words = TWICE, kernel_name(about), which | waiting, half
         yield HelpCase(*words, basis="recording", name=about)
+    is_wide = np.array([_is_wide(str(text)) for text in names])
+    if (which := kernels & is_wide[name[view.row]]).any():
+        line = _most_of(view, which)
+        about = "float32 products" + f" at {line}" * bool(line)
+        yield HelpCase("multiply in a narrower type", about, which, causes.lag // _NARROWER)
     functions = runs & rows.having("kind", ("host function",))[view.row]
     site, sites = rows.coded("site")
     for about, which in view.each(functions, name[view.row], lambda key: str(names[key])):
@@ -158,6 +168,20 @@ def _of_work(view: View) -> Iterator[HelpCase]:
     which = copies & rows.having("copy_kind", (None,))[view.row]
     if which.any():
         yield HelpCase("copy beside kernels", "copies", which)
+
+
+def _is_wide(kernel: str) -> bool:
+    """Whether a kernel multiplies in float32 on no tensor cores, which all of nvjet's use."""
+    return "nvjet" not in kernel and _WIDE.search(kernel_name(kernel)) is not None
+
+
+def _most_of(view: View, which: Bools) -> str:
+    """Return the line at which work was launched that takes most of some edges; none: empty."""
+    site, sites = view.rows.coded("site")
+    calls = np.r_[view.rows.calls, -1][view.row[which]]
+    total = np.bincount(np.where(calls >= 0, site[calls], 0), view.lasts[which])
+    made_by = lines_of(sites[int(total.argmax())])
+    return str(made_by[0]) if made_by else ""
 
 
 def _in_two_buffers(

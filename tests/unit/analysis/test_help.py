@@ -478,3 +478,22 @@ def test_a_gpu_on_which_only_copies_run_is_told_as_that(copies, is_told):
     kernels = [value.value for value in busy.values if value.name == "kernels"]
     assert bool(kernels) == is_told
     assert not is_told or kernels[0] == pytest.approx(0.25, abs=0.03)
+
+
+def test_products_in_float32_could_be_in_a_narrower_type():
+    spans, edges, at, number = [], [], 0, 1
+    for name, line in (
+        ("ampere_sgemm_128x64_nn", 3),
+        ("nvjet_sm90_tst_320x128_64x3_1x2_h_bz_TNT", 4),
+    ):
+        for _ in range(10):
+            spans += [launch(number, 1, number * 10, number * 10 + 5, SITE.format(line)),
+                      kernel(number + 1, name, at + 10_000, at + 160_000, number * 10 + 5)]  # fmt: skip
+            edges.append((number, number + 1, "launch"))
+            number, at = number + 2, at + 150_000
+    found = gains(rows(*spans, edges=edges))
+    gain_ns = found["multiply in a narrower type", f"float32 products at {LINE.format(3)}"]
+    assert gain_ns == 10 * 140_000
+    spans[20:] = [(*span[:2], span[2].replace("tst", "sst"), *span[3:]) for span in spans[20:]]
+    narrow = gains(rows(*spans[20:], edges=edges[10:]))
+    assert not any(change == "multiply in a narrower type" for change, _ in narrow)

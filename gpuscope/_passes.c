@@ -88,9 +88,12 @@ leading_to(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
     uint64_t nodes = (uint64_t)columns.views[0].len / 8, edges = (uint64_t)columns.views[1].len / 8;
     Py_ssize_t room = columns.views[2].len / 8, length = 0;
     Py_BEGIN_ALLOW_THREADS
-    while (length < room && (uint64_t)node < nodes && (uint64_t)cause[node] < edges) {
-        path[length++] = cause[node];
-        node = source[cause[node]];
+    while (length < room && (uint64_t)node < nodes) {
+        int64_t edge = cause[node];
+        if ((uint64_t)edge >= edges)
+            break;
+        path[length++] = edge;
+        node = source[edge];
     }
     Py_END_ALLOW_THREADS
     release(&columns);

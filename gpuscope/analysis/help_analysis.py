@@ -233,28 +233,30 @@ def _changes(view: View, passes: _Passes) -> Iterator[tuple[HelpCase, Change]]:
     polls = (looks & view.on_path).any()
     competes = (causes.of("SMs held", "priority", "copy engine") & view.kept).any()
     most = max(_FEWEST, min(_PASSES, _EDGES // len(view.kept)))
-    promising = [(int(case.saved_ns(view)[view.on_path].sum()), case) for case in cases(view)]
-    for promise_ns, case in sorted(promising, key=lambda promise: -promise[0]):
+    path = np.flatnonzero(view.on_path)
+    lasts_ns = view.lasts[path]
+    promising = [(case.saved_ns(view, path), case) for case in cases(view)]
+    for saved_ns, case in sorted(promising, key=lambda promise: -int(promise[0].sum())):
         gain_ns = 0
         low_ns = 0
-        saved_ns = case.saved_ns(view)
+        promise_ns = int(saved_ns.sum())
         is_scheduled = passes.schedule is not None and case.basis == "recording"
         if promise_ns or is_scheduled:
             count += 1
             if count > most:
                 continue
             gain_ns = passes.gain_ns(case)
-        more = view.on_path & (saved_ns == 0) & case.beside
-        high_ns = most_ns = max(gain_ns, promise_ns + int(view.lasts[more].sum()))
-        on_path = (saved_ns > 0) & view.on_path
+        touched = saved_ns > 0
+        beside = np.broadcast_to(case.beside, view.on_path.shape)[path] & ~touched
+        high_ns = most_ns = max(gain_ns, promise_ns + int(lasts_ns[beside].sum()))
+        touched_ns = int(lasts_ns[touched].sum())
         if case.basis == "recording":
             of_sms = _OFF_SCHEDULED if is_scheduled else _OFF_CONTENDED
             off = np.multiply(_OFF_POLLED, polls) + np.multiply(of_sms, competes)
             off_ns = np.rint(off * (passes.end_ns - view.low_ns)).astype(int).tolist()
             low_ns, high_ns = max(0, gain_ns - off_ns[0]), gain_ns + off_ns[1]
-            most_ns = max(high_ns, int(view.lasts[on_path].sum()))
-        part_ms = view.lasts[on_path].sum() / 1e6
-        why = f"{on_path.sum():,} times on the critical path, {part_ms:,.4g} ms of it"
+            most_ns = max(high_ns, touched_ns)
+        why = f"{touched.sum():,} times on the critical path, {touched_ns / 1e6:,.4g} ms of it"
         bounds = gain_ns, low_ns, high_ns, most_ns
         yield case, Change(case.change, case.about, *bounds, case.basis, why, case.code)
 

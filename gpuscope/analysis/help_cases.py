@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -109,11 +109,16 @@ class HelpCase:
         """How to try it."""
         return _CODE[self.change].format(self.name or self.about)
 
-    def saved_ns(self, view: View) -> Ints:
-        """Return edge → how much less long it would last; more than it did if it were gone."""
-        lag = view.causes.lag
-        shorter = np.where(self.shorter, np.maximum(lag - self.lag, 0), 0).astype(np.int64)
-        return np.where(view.kept, np.where(self.gone, view.lasts + 1, shorter), 0)
+    def saved_ns(self, view: View, edges: Ints | None = None) -> Ints:
+        """Return how much less long some edges would last, or all; gone ones more than they did."""
+
+        def of(values: Any) -> Any:
+            is_scalar = edges is None or np.ndim(values) == 0
+            return values if is_scalar else values[edges]
+
+        left_ns = of(view.causes.lag) - of(self.lag)
+        shorter = np.where(of(self.shorter), np.maximum(left_ns, 0), 0).astype(np.int64)
+        return np.where(of(view.kept), np.where(of(self.gone), of(view.lasts) + 1, shorter), 0)
 
 
 def cases(view: View) -> Iterator[HelpCase]:

@@ -41,6 +41,7 @@ from gpuscope.analysis.hazards_analysis import hazards as hazards
 from gpuscope.analysis.help_analysis import Change as Change
 from gpuscope.analysis.help_analysis import HelpResult as HelpResult
 from gpuscope.analysis.help_analysis import what_would_help as what_would_help
+from gpuscope.analysis.help_cases import HelpCase as HelpCase
 from gpuscope.analysis.host_times_analysis import HostTime as HostTime
 from gpuscope.analysis.host_times_analysis import HostTimesResult as HostTimesResult
 from gpuscope.analysis.host_times_analysis import StackTime as StackTime

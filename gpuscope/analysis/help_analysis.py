@@ -12,8 +12,16 @@ from gpuscope._checks import SeveralOf, door
 from gpuscope._text import percent
 from gpuscope._types import Bools, Ints
 from gpuscope.analysis.causes import find_causes
-from gpuscope.analysis.help_cases import REORDERS, TWICE, Basis, HelpCase, cases
-from gpuscope.analysis.help_view import View
+from gpuscope.analysis.help_cases import (
+    REORDERS,
+    TWICE,
+    Basis,
+    HelpCase,
+    cases,
+    cases_of_others,
+    saved_ns,
+)
+from gpuscope.analysis.help_view import HelpView
 from gpuscope.analysis.path_columns import ending, last_node
 from gpuscope.analysis.ranks_analysis import ranks
 from gpuscope.analysis.result import Result, Row, about
@@ -89,11 +97,14 @@ class HelpResult(Result):
         How long the program took in which the gains would be.
     then
         The change that gains most after the first, and what it adds; ``None`` where none does.
+    problems
+        What is wrong with other packages that add changes.
     """
 
     span_ns: int
     changes: tuple[Change, ...]
     then: Change | None = None
+    problems: tuple[str, ...] = ()
     entries = "changes"
     weight = "saves (ms)"
 
@@ -117,7 +128,8 @@ class HelpResult(Result):
         none = dict.fromkeys(
             change.change for change in self.changes if change.change not in gained
         )
-        return rows, f"less than {percent(WORTH)}: {', '.join(none)}" if none else ""
+        words = [f"less than {percent(WORTH)}: {', '.join(none)}"] if none else []
+        return rows, "; ".join([*words, *self.problems])
 
     @property
     def definition(self) -> str:
@@ -162,13 +174,14 @@ def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> H
     causes = find_causes(trace)
     low_ns, high_ns = window_ns or (int(causes.times[-1]), int(causes.times.max()))
     node = last_node(causes, high_ns)
-    view = View(trace, causes, node, low_ns, high_ns)
+    view = HelpView(trace, causes, node, low_ns, high_ns)
     span_ns = int(causes.times[node]) - low_ns
     passes = _Passes(view, node)
-    cases_of = {change: case for case, change in _changes(view, passes)}
+    foreign, problems = cases_of_others(view)
+    cases_of = {change: case for case, change in _changes(view, passes, foreign)}
     changes = _in_order(cases_of, span_ns)
     then = _added(changes, cases_of, passes, span_ns)
-    return HelpResult(span_ns, changes, then, **about(trace))
+    return HelpResult(span_ns, changes, then, tuple(problems), **about(trace))
 
 
 def _in_order(changes: Iterable[Change], span_ns: int) -> tuple[Change, ...]:
@@ -189,7 +202,7 @@ def _in_order(changes: Iterable[Change], span_ns: int) -> tuple[Change, ...]:
 class _Passes:
     """When a program would have ended."""
 
-    def __init__(self, view: View, node: int) -> None:
+    def __init__(self, view: HelpView, node: int) -> None:
         self.view = view
         causes = view.causes
         self.schedule = SmSchedule.of(causes)
@@ -208,12 +221,12 @@ class _Passes:
         """Return how much sooner the program would have ended with all of some changes."""
         view = self.view
         causes = self.view.causes
-        saved_ns = np.zeros(len(view.kept), np.int64)
+        saved = np.zeros(len(view.kept), np.int64)
         remaining = view.kept
         for case in cases:
-            saved_ns = np.maximum(saved_ns, case.saved_ns(view))
+            saved = np.maximum(saved, saved_ns(case, view))
             remaining = remaining & np.logical_not(case.gone)
-        lag = np.where(remaining, causes.lag - saved_ns, 0)
+        lag = np.where(remaining, causes.lag - saved, 0)
         moved = [case.instead for case in cases if case.instead is not None]
         if self.schedule and all(case.basis == "recording" for case in cases) and not moved:
             return max(0, self._scheduled_ns - self._scheduled(lag, remaining))
@@ -225,7 +238,9 @@ class _Passes:
         return max(0, self.end_ns - int(then_ns[self._is_end].max()))
 
 
-def _changes(view: View, passes: _Passes) -> Iterator[tuple[HelpCase, Change]]:
+def _changes(
+    view: HelpView, passes: _Passes, foreign: Iterable[HelpCase]
+) -> Iterator[tuple[HelpCase, Change]]:
     """Yield what each change would gain: of those that touch the path, those about most of it."""
     causes = view.causes
     count = 0
@@ -235,18 +250,18 @@ def _changes(view: View, passes: _Passes) -> Iterator[tuple[HelpCase, Change]]:
     most = max(_FEWEST, min(_PASSES, _EDGES // len(view.kept)))
     path = np.flatnonzero(view.on_path)
     lasts_ns = view.lasts[path]
-    promising = [(case.saved_ns(view, path), case) for case in cases(view)]
-    for saved_ns, case in sorted(promising, key=lambda promise: -int(promise[0].sum())):
+    promising = [(saved_ns(case, view, path), case) for case in (*cases(view), *foreign)]
+    for saved, case in sorted(promising, key=lambda promise: -int(promise[0].sum())):
         gain_ns = 0
         low_ns = 0
-        promise_ns = int(saved_ns.sum())
+        promise_ns = int(saved.sum())
         is_scheduled = passes.schedule is not None and case.basis == "recording"
         if promise_ns or is_scheduled:
             count += 1
             if count > most:
                 continue
             gain_ns = passes.gain_ns(case)
-        touched = saved_ns > 0
+        touched = saved > 0
         beside = np.broadcast_to(case.beside, view.on_path.shape)[path] & ~touched
         high_ns = most_ns = max(gain_ns, promise_ns + int(lasts_ns[beside].sum()))
         touched_ns = int(lasts_ns[touched].sum())

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from gpuscope._plugins import Plugins
+from gpuscope._text import clean
 from gpuscope._types import Bools, Floats, Ints
-from gpuscope.analysis.help_view import PAUSE_NS, View
+from gpuscope.analysis.help_view import PAUSE_NS, HelpView
 from gpuscope.analysis.idle_analysis import MEMORY_CALL
 from gpuscope.analysis.path_columns import around
 from gpuscope.analysis.span_rows import OPEN
@@ -92,6 +94,8 @@ class HelpCase:
         What code calls that which it is about, where people call it otherwise.
     instead
         Edges, gone or not, and nodes that come before their targets as well.
+    how
+        How to try it, of a change that another package adds.
     """
 
     change: str
@@ -103,25 +107,48 @@ class HelpCase:
     beside: Bools | bool = False
     name: str = ""
     instead: tuple[Ints, Ints] | None = None
+    how: str = ""
 
     @property
     def code(self) -> str:
         """How to try it."""
-        return _CODE[self.change].format(self.name or self.about)
-
-    def saved_ns(self, view: View, edges: Ints | None = None) -> Ints:
-        """Return how much less long some edges would last, or all; gone ones more than they did."""
-
-        def of(values: Any) -> Any:
-            is_scalar = edges is None or np.ndim(values) == 0
-            return values if is_scalar else values[edges]
-
-        left_ns = of(view.causes.lag) - of(self.lag)
-        shorter = np.where(of(self.shorter), np.maximum(left_ns, 0), 0).astype(np.int64)
-        return np.where(of(view.kept), np.where(of(self.gone), of(view.lasts) + 1, shorter), 0)
+        ours = _CODE.get(self.change, "").format(self.name or self.about)
+        return self.how or ours
 
 
-def cases(view: View) -> Iterator[HelpCase]:
+def saved_ns(case: HelpCase, view: HelpView, edges: Ints | None = None) -> Ints:
+    """Return how much less long some edges would last, or all; gone ones more than they did."""
+
+    def of(values: Any) -> Any:
+        is_scalar = edges is None or np.ndim(values) == 0
+        return values if is_scalar else values[edges]
+
+    left_ns = of(view.causes.lag) - of(case.lag)
+    shorter = np.where(of(case.shorter), np.maximum(left_ns, 0), 0).astype(np.int64)
+    return np.where(of(view.kept), np.where(of(case.gone), of(view.lasts) + 1, shorter), 0)
+
+
+CHANGES: Plugins[Callable[[HelpView], Iterable[HelpCase]]] = Plugins("gpuscope.changes", "change")
+"""Functions of other packages, which return changes of a program by the edges of its causes."""
+
+
+def cases_of_others(view: HelpView) -> tuple[list[HelpCase], list[str]]:
+    """Return what other packages say might help, and what is wrong with some of these."""
+    added: list[HelpCase] = []
+    failed = []
+    for name, make in CHANGES.usable().items():
+        try:
+            added += make(view)
+        except Exception as error:  # noqa: BLE001 - it is somebody else's code
+            package = CHANGES.package(name)
+            failed.append(
+                f"the change {name!r} of the package {package!r} failed: "
+                f"{type(error).__name__}: {error}. Mend or uninstall the package"
+            )
+    return added, [*CHANGES.problems(), *map(clean, failed)]
+
+
+def cases(view: HelpView) -> Iterator[HelpCase]:
     """Yield what might help."""
     sorts = (_of_work, _larger_partitions, _of_orders, _of_waits, _memory, _graphs, _own_process)
     for sort in sorts:
@@ -131,7 +158,7 @@ def cases(view: View) -> Iterator[HelpCase]:
     yield from _of_hosts(view, view.pauses & standstills.unexplained)
 
 
-def _of_work(view: View) -> Iterator[HelpCase]:
+def _of_work(view: HelpView) -> Iterator[HelpCase]:
     """Faster kernels and host functions; copies of pinned memory, and beside kernels."""
     causes = view.causes
     rows = view.rows
@@ -180,7 +207,7 @@ def _is_wide(kernel: str) -> bool:
     return "nvjet" not in kernel and _WIDE.search(kernel_name(kernel)) is not None
 
 
-def _most_of(view: View, which: Bools) -> str:
+def _most_of(view: HelpView, which: Bools) -> str:
     """Return the line at which work was launched that takes most of some edges; none: empty."""
     site, sites = view.rows.coded("site")
     calls = np.r_[view.rows.calls, -1][view.row[which]]
@@ -190,7 +217,7 @@ def _most_of(view: View, which: Bools) -> str:
 
 
 def _in_two_buffers(
-    view: View, copies: Ints, *, is_upload: bool
+    view: HelpView, copies: Ints, *, is_upload: bool
 ) -> tuple[Bools, tuple[Ints, Ints]]:
     """Return how copies would be ordered in a stream of their own.
 
@@ -233,7 +260,7 @@ def _in_two_buffers(
     return gone, (edges[is_known], 2 * order[positions[is_known]] + 1)
 
 
-def _larger_partitions(view: View) -> Iterator[HelpCase]:
+def _larger_partitions(view: HelpView) -> Iterator[HelpCase]:
     """More SMs for the kernels of a partition, where what is outside it does nothing."""
     rows = view.rows
     facts = view.trace.metadata
@@ -252,7 +279,7 @@ def _larger_partitions(view: View) -> Iterator[HelpCase]:
         yield HelpCase("give it a larger partition", about, which, lag, name=name)
 
 
-def _of_orders(view: View) -> Iterator[HelpCase]:
+def _of_orders(view: HelpView) -> Iterator[HelpCase]:
     """Other streams, more SMs, no waits between streams, no rank that is late."""
     causes = view.causes
     rows = view.rows
@@ -283,7 +310,7 @@ def _of_orders(view: View) -> Iterator[HelpCase]:
         yield HelpCase("let the rank keep up", about, gone=which)
 
 
-def _of_waits(view: View) -> Iterator[HelpCase]:
+def _of_waits(view: HelpView) -> Iterator[HelpCase]:
     """No waits for the GPU, no waits for another thread."""
     waits = view.causes.of("host wait") & ~view.rows.having("kind", ("handle",))[view.row]
     given = view.causes.of("hand-over")
@@ -296,7 +323,7 @@ def _of_waits(view: View) -> Iterator[HelpCase]:
             yield HelpCase(words, about, inside, _CALL_NS, which, beside=beside)
 
 
-def _is_of_masks(view: View, copies: Ints) -> bool:
+def _is_of_masks(view: HelpView, copies: Ints) -> bool:
     """Whether most of what a host waited for are counts of what a mask selects."""
     rows = view.rows
     (order, _), (places, _) = rows.queues, rows.latest
@@ -309,7 +336,7 @@ def _is_of_masks(view: View, copies: Ints) -> bool:
     return bool(2 * is_count.sum() > len(copies))
 
 
-def _memory(view: View) -> Iterator[HelpCase]:
+def _memory(view: HelpView) -> Iterator[HelpCase]:
     """No memory that is allocated or freed, but what is kept and used again."""
     name, names = view.rows.coded("name")
     gets = np.array([MEMORY_CALL.search(str(text)) is not None for text in names])[name]
@@ -322,7 +349,7 @@ def _memory(view: View) -> Iterator[HelpCase]:
         yield HelpCase("keep the memory", about, which, beside=beside)
 
 
-def _graphs(view: View) -> Iterator[HelpCase]:
+def _graphs(view: HelpView) -> Iterator[HelpCase]:
     """Record the launches of each range as one graph; without ranges, those close together."""
     causes, (label, labels) = view.causes, range_labels(view.trace)
     launches = causes.of("launch")
@@ -352,7 +379,7 @@ def _graphs(view: View) -> Iterator[HelpCase]:
         yield HelpCase("record as graphs", about, which, _NODE_NS // 2, beside=beside)
 
 
-def _cut_by_waits(view: View, within: Ints, launching: Bools) -> int:
+def _cut_by_waits(view: HelpView, within: Ints, launching: Bools) -> int:
     """Return in how many ranges something is launched behind a wait: no graph has both.
 
     Parameters
@@ -378,7 +405,7 @@ def _cut_by_waits(view: View, within: Ints, launching: Bools) -> int:
     return int(np.count_nonzero(launched_ns > waited_ns))
 
 
-def _in_runs(view: View) -> Bools:
+def _in_runs(view: HelpView) -> Bools:
     """Edge of a thread → whether it lies in a run of launches without a pause or a wait."""
     causes = view.causes
     waits = np.zeros(len(causes.times), bool)
@@ -396,7 +423,7 @@ def _in_runs(view: View) -> Bools:
     return inside
 
 
-def _of_standstills(view: View, standstills: Standstills) -> Iterator[HelpCase]:
+def _of_standstills(view: HelpView, standstills: Standstills) -> Iterator[HelpCase]:
     """No pauses of a thread but the usual ones, where it is known why it stands still."""
     for change, causes_of in (
         ("compile it once", standstills.compiled),
@@ -408,7 +435,7 @@ def _of_standstills(view: View, standstills: Standstills) -> Iterator[HelpCase]:
             yield HelpCase(change, pauses.about, which, pauses.usual_ns, basis="recording")
 
 
-def _of_hosts(view: View, pauses: Bools) -> Iterator[HelpCase]:
+def _of_hosts(view: HelpView, pauses: Bools) -> Iterator[HelpCase]:
     """Less Python before the calls of a line, and outside of all ranges.
 
     Where lines are known at all, what no line launched is no Python's, such as autograd's.
@@ -424,7 +451,7 @@ def _of_hosts(view: View, pauses: Bools) -> Iterator[HelpCase]:
         yield HelpCase("do not pause", "outside any range", pauses & (view.range < 0))
 
 
-def _own_process(view: View) -> Iterator[HelpCase]:
+def _own_process(view: HelpView) -> Iterator[HelpCase]:
     """Each thread without what it takes longer between calls while another is there."""
     causes = view.causes
     who = view.rows.threads[view.row]
@@ -445,7 +472,7 @@ def _own_process(view: View) -> Iterator[HelpCase]:
                 )
 
 
-def _slower(view: View, beside: Bools, alone: Bools) -> float:
+def _slower(view: HelpView, beside: Bools, alone: Bools) -> float:
     """Return how many times as long gaps before the same lines are; 1 where too few tell."""
     ratios = [1.0]
     weights = [1.0]

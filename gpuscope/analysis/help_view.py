@@ -21,7 +21,7 @@ PAUSE_NS = 50_000
 """Between two calls: what takes longer is the program, not the libraries that it calls."""
 
 
-class View:
+class HelpView:
     """The edges of a window, as cases look at them.
 
     Attributes

@@ -14,7 +14,7 @@ from functools import cached_property
 import numpy as np
 
 from gpuscope._types import Bools, Ints
-from gpuscope.analysis.help_view import View
+from gpuscope.analysis.help_view import HelpView
 from gpuscope.trace.columns import combined
 from gpuscope.trace.joins import union
 from gpuscope.trace.naming import kernel_name, thread_names
@@ -56,7 +56,7 @@ class Standstill:
     about
         The kernel or the thread that is the cause, and its line.
     edges
-        Edge of a :class:`View` → whether it is such a pause.
+        Edge of a :class:`HelpView` → whether it is such a pause.
     usual_ns
         Edge → what its thread takes there otherwise.
     """
@@ -76,7 +76,7 @@ class Standstills:
         while another thread computes in Python.
     """
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: HelpView) -> None:
         self._view = view
         self._rows = view.rows
         self._free = view.is_code.copy()

@@ -8,7 +8,7 @@ from test_critical_path import kernel, launch, rows, wait
 
 import gpuscope as gs
 from gpuscope.analysis.causes import find_causes
-from gpuscope.analysis.help_view import View
+from gpuscope.analysis.help_view import HelpView
 from gpuscope.analysis.path_columns import last_node
 from gpuscope.analysis.standstill import Standstills
 
@@ -164,7 +164,7 @@ def test_a_pause_has_one_cause():
     trace = program(pauses_ns, grids, others=[begins(9001, 2)])
     causes = find_causes(trace)
     node = last_node(causes)
-    view = View(trace, causes, node, int(causes.times[-1]), int(causes.times[node]))
+    view = HelpView(trace, causes, node, int(causes.times[-1]), int(causes.times[node]))
     found = Standstills(view)
     every = [*found.compiled, *found.blocked, *found.switched]
     count = sum(standstill.edges.astype(int) for standstill in every)

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = {
     "": 15_867,
     "analyses": 3_400,
-    "analysis": 72_531,
+    "analysis": 73_141,
     "cli": 15_109,
     "comparing": 38_886,
     "device": 49_598,
@@ -32,7 +32,7 @@ ROOMS = {
     "report": 5_243,
     "search": 16_825,
     "simulator": 66_491,
-    "telling": 13_632,
+    "telling": 13_853,
     "timeline": 51_641,
     "trace": 34_633,
     "widgets": 32_958,

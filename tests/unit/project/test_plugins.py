@@ -12,6 +12,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope._plugins import ROOMS, Plugins
+from gpuscope.analysis.help_cases import CHANGES
 from gpuscope.device.families import FAMILIES
 from gpuscope.device.select import device_of
 from gpuscope.errors import DeviceUnavailable, MissingDependency
@@ -19,7 +20,7 @@ from gpuscope.record.observers import OBSERVERS
 from gpuscope.search.forecasters import FORECASTERS
 from gpuscope.workloads.copy import Copy
 
-REGISTRIES = (FAMILIES, OBSERVERS, FORECASTERS)
+REGISTRIES = (FAMILIES, OBSERVERS, FORECASTERS, CHANGES)
 
 
 @pytest.fixture
@@ -90,14 +91,33 @@ def test_a_forecaster_is_asked_before_our_own(plugin):
     assert "SIMULATED" in forecasts[1]
 
 
+def copying():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    pairs = [(gpu.empty(256), gpu.empty_pinned(256)) for _ in range(4)]
+    with gpu.create_stream() as stream, gs.profile(gpu) as recording:
+        for to, source in pairs:
+            stream.copy(to, source)
+        stream.synchronize()
+    return gs.analysis.what_would_help(recording.trace)
+
+
+def test_a_change_is_ranked_among_ours(plugin):
+    changes = {change.change: change for change in copying().changes}
+    assert changes["copy at once"].gain_ns > 0
+    assert changes["copy at once"].code == "gather them in one array"
+    assert changes.keys() > {"copy at once", "copy beside kernels"}
+
+
 # -- broken ones --------------------------------------------------------------------------
 @pytest.mark.parametrize("expression", ["1 / 0", "exit(3)", "__import__('no_such_module')", "3"])
-@pytest.mark.parametrize("registry", REGISTRIES, ids=["backends", "observers", "forecasters"])
+@pytest.mark.parametrize(
+    "registry", REGISTRIES, ids=["backends", "observers", "forecasters", "changes"]
+)
 def test_one_that_cannot_be_used_is_named(broken, registry, expression):
     broken(registry.group, "odd", expression)
     with pytest.raises(MissingDependency, match=r"the .* 'odd' of the package 'broken-package'"):
         registry.find("odd")
-    assert [*registry.usable()] == [*ROOMS[registry.group]]
+    assert [*registry.usable()] == [*ROOMS.get(registry.group, ())]
     (problem,) = registry.problems()
     assert "Mend or uninstall the package" in problem
 
@@ -114,6 +134,16 @@ def test_a_broken_observer_is_a_note(broken):
     with gs.profile(gs.open_device("sim:h200", quiet=True)) as recording:
         pass
     assert any("'odd'" in note for note in recording.trace.metadata.notes)
+
+
+@pytest.mark.parametrize("expression", ["1 / 0", "lambda view: 1 / 0", "lambda view: [view.no]"])
+def test_a_broken_change_is_told_beside_the_others(broken, expression):
+    broken("gpuscope.changes", "odd", expression)
+    result = copying()
+    (problem,) = result.problems
+    assert "'odd' of the package 'broken-package'" in problem
+    assert result.changes
+    assert problem in result.readable()[1]
 
 
 def test_a_broken_command_says_why_and_breaks_no_other(broken):

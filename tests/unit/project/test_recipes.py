@@ -18,7 +18,7 @@ RECIPES = dict(re.findall(r"^### (.+?)\n(.*?)(?=^##)", PAGE, re.MULTILINE | re.D
 TITLES = {
     "Add a workload kind", "Add a trace format", "Add a source of timings", "Add an analysis",
     "Add a finding, and show it on the dashboard", "Add a widget", "Add an observer",
-    "Add a command",
+    "Add a command", "Add a change that might help",
 }  # fmt: skip
 EXPECTED = {
     "Add a workload kind": "[{'workload': 'w', 'kernels': 3}]",
@@ -26,6 +26,7 @@ EXPECTED = {
     "Add an analysis": "'kernel': 'scale'",
     "Add a finding, and show it on the dashboard": "3</b> kernels ran",
     "Add an observer": "3",
+    "Add a change that might help": "['fewer elements']",
     "Add a command": "hello Ada",
 }
 """Recipe → what its last block prints."""

@@ -40,6 +40,7 @@ WITHOUT_EXAMPLE = {
     "analysis.LaunchLatency": "part of what launch_latency() returns",
     "analysis.NamedProjection": "part of what range_projection() returns",
     "analysis.Change": "part of what what_would_help() returns",
+    "analysis.HelpCase": "for packages: docs/develop.md is its example",
     "analysis.PathPart": "part of what critical_path() returns",
     "analysis.PairOverlap": "part of what overlap() returns",
     "analysis.RankTimes": "part of what ranks() returns",

@@ -292,11 +292,13 @@ def _of_orders(view: HelpView) -> Iterator[HelpCase]:
         apart |= of[view.before] != of[view.row]
     is_long = rows.having("kind", ("kernel",)) & (rows.ends - rows.starts > _LONG_NS)
     apart |= is_long[view.before] & is_long[view.row] & ~rows.may_fill(view.before, view.row)
-    name = {-1: "no stream", **stream_names(view.trace)}.__getitem__
+    name_of = {-1: "no stream", **stream_names(view.trace)}
+    name = name_of.__getitem__
     both = rows.streams[view.row], rows.streams[view.before]
     for about, which in view.each(causes.of("stream order") & apart, both[0], name):
         yield HelpCase("use another stream", about, gone=which)
-    for about, which in view.each(causes.of("legacy default stream"), both[1], name):
+    if (which := causes.of("legacy default stream") & view.kept).any():
+        about = ", ".join(name_of[stream] for stream in rows.legacy_streams if stream in name_of)
         yield HelpCase("keep off the legacy default stream", about, gone=which)
     for about, which in view.each(causes.of("SMs held", "priority"), both[0], name):
         yield HelpCase("give it priority or a partition", about, gone=which)

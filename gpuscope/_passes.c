@@ -25,7 +25,7 @@ take(Columns *columns, PyObject *const *args, Py_ssize_t count, int writes)
         int flags = writes && columns->count == count - 1 ? PyBUF_WRITABLE : PyBUF_SIMPLE;
         if (PyObject_GetBuffer(args[columns->count], view, flags) < 0)
             break;
-        if (view->len % 8 != 0 || (uintptr_t)view->buf % 8 != 0) {
+        if (view->itemsize != 8 || (uintptr_t)view->buf % 8 != 0) {
             columns->count++;
             PyErr_SetString(PyExc_ValueError, "a column is int64, in one piece");
             break;

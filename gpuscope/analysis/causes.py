@@ -185,7 +185,7 @@ def find_causes(trace: Trace) -> Causes:
     lag = np.minimum(lag[order], took)
     last = np.flatnonzero(np.r_[target[1:] != target[:-1], True][: len(target)])
     lag[last] = took[last]
-    cause = np.full(len(times), -1)
+    cause = np.full(len(times), -1, np.int64)
     cause[target[last]] = last
     inferred = tuple(sorted(edges.inferred))
     return Causes(

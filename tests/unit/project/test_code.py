@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = {
     "": 15_867,
     "analyses": 3_400,
-    "analysis": 73_141,
+    "analysis": 73_162,
     "cli": 15_109,
     "comparing": 38_886,
     "device": 49_598,

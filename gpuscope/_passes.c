@@ -1,5 +1,5 @@
 /* Passes over the edges of a graph of times, for analysis/causes.py: what would have been when, and
- * what led there. In Python a pass over 10⁶ edges takes 0.3 s. */
+ * what led there. */
 
 #include "_fastpath.h"
 

@@ -18,7 +18,7 @@ from gpuscope.analysis.path_columns import around
 from gpuscope.analysis.span_rows import OPEN
 from gpuscope.analysis.standstill import Standstills
 from gpuscope.trace.columns import combined
-from gpuscope.trace.naming import kernel_name, range_labels, ranges_in, stream_names
+from gpuscope.trace.naming import COPIES, kernel_name, range_labels, ranges_in, stream_names
 from gpuscope.trace.sites import lines_of
 
 Basis: TypeAlias = Literal["bound", "recording"]
@@ -46,7 +46,6 @@ _NARROWER = 15
 989 TFLOP/s of an H100 over 67 (NVIDIA H100 datasheet, SXM, dense)."""
 _CUT = 0.1
 """Share of ranges with a wait between launches, up to which their launches are a graph."""
-_DIRECTIONS = {"HtoD": "copies to the GPU", "DtoH": "copies to the host"}
 _RUN = 16
 """Launches of a graph at least, without a pause or a wait for the GPU between them."""
 _LONG_NS = 20_000
@@ -112,8 +111,7 @@ class HelpCase:
     @property
     def code(self) -> str:
         """How to try it."""
-        ours = _CODE.get(self.change, "").format(self.name or self.about)
-        return self.how or ours
+        return self.how or _CODE.get(self.change, "").format(self.name or self.about)
 
 
 def saved_ns(case: HelpCase, view: HelpView, edges: Ints | None = None) -> Ints:
@@ -189,14 +187,18 @@ def _of_work(view: HelpView) -> Iterator[HelpCase]:
         which = which | view.inside(causes.rows.calls[view.row[which]])
         blocked = causes.of("host wait") & pageable[view.before]
         yield HelpCase("pin the memory", "copies of pageable memory", which, lag, blocked)
-    for direction, about in _DIRECTIONS.items():
+    for direction in ("HtoD", "DtoH"):
         which = copies & rows.having("copy_kind", (direction,))[view.row] & ~pageable[view.row]
         if which.any():
             gone, instead = _in_two_buffers(view, view.row[which], is_upload=direction == "HtoD")
             yield HelpCase(
-                "copy beside kernels", about, gone=gone, basis="recording", beside=which,
+                "copy beside kernels",
+                COPIES[direction],
+                gone=gone,
+                basis="recording",
+                beside=which,
                 instead=instead,
-            )  # fmt: skip
+            )
     which = copies & rows.having("copy_kind", (None,))[view.row]
     if which.any():
         yield HelpCase("copy beside kernels", "copies", which)

@@ -32,7 +32,7 @@ _WHOLE = 0.7
 _NOISE = 3.0
 _TOLERANCE = 0.1
 """Deviations of the steps, and share of their median, that are no warm-up."""
-_COMPILES_NS = 50_000_000
+COMPILES_NS = 50_000_000
 """What takes less before the first launch of a kernel may be its loading."""
 
 
@@ -409,7 +409,7 @@ def compile_pauses_ns(trace: Trace) -> int:
     order = order[np.lexsort((starts[calls[order]], thread[calls[order]]))]
     calls = calls[order]
     news = np.flatnonzero(is_new[order])
-    paused = 1 + np.flatnonzero(starts[calls[1:]] - ends[calls[:-1]] >= _COMPILES_NS)
+    paused = 1 + np.flatnonzero(starts[calls[1:]] - ends[calls[:-1]] >= COMPILES_NS)
     paused = paused[thread[calls[paused]] == thread[calls[paused - 1]]]
     after = np.searchsorted(news, paused)  # the next new kernel
     paused = paused[after < len(news)]

@@ -49,7 +49,8 @@ _OF_LIBRARIES = re.compile(
     r"(?:aten|autograd|c10d?|cub|cudnn|cublas|nccl|thrust|torch)(?:::|[A-Z])"
 )
 """Ranges that libraries make around their own functions: they are none of the program's."""
-_COPIES = {"HtoD": "copies to the GPU", "DtoH": "copies to the host", "DtoD": "copies on the GPU"}
+COPIES = {"HtoD": "copies to the GPU", "DtoH": "copies to the host", "DtoD": "copies on the GPU"}
+"""Copy kind → what such copies are called."""
 
 _RULES = [
     (re.compile(pattern, re.DOTALL), words)
@@ -202,7 +203,7 @@ def stream_names(trace: Trace) -> dict[int, str]:
     )
     is_nccl = np.array([str(span_name).startswith("nccl") for span_name in texts])
     shares = {"NCCL": is_nccl[text]} if is_nccl.any() else {}
-    shares |= {_COPIES[kind]: copy == code for code, kind in enumerate(kinds) if kind in _COPIES}
+    shares |= {COPIES[kind]: copy == code for code, kind in enumerate(kinds) if kind in COPIES}
     counts = np.bincount(of_row[rows], minlength=len(streams))
     mostly = {
         what: np.bincount(of_row[rows], those[rows], len(streams))

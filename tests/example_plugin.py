@@ -28,7 +28,7 @@ def make_visible(folder: Path, package: Path = FOLDER) -> list[str]:
 def forget() -> None:
     """Let every registry look anew for what packages declare."""
     from gpuscope import analyses, formats
-    from gpuscope.analysis.help_cases import CHANGES
+    from gpuscope.analysis.mechanisms import CHANGES
     from gpuscope.device.families import FAMILIES
     from gpuscope.record.observers import OBSERVERS
     from gpuscope.search.forecasters import FORECASTERS

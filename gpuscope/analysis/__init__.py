@@ -41,7 +41,6 @@ from gpuscope.analysis.hazards_analysis import hazards as hazards
 from gpuscope.analysis.help_analysis import Change as Change
 from gpuscope.analysis.help_analysis import HelpResult as HelpResult
 from gpuscope.analysis.help_analysis import what_would_help as what_would_help
-from gpuscope.analysis.help_cases import HelpCase as HelpCase
 from gpuscope.analysis.host_times_analysis import HostTime as HostTime
 from gpuscope.analysis.host_times_analysis import HostTimesResult as HostTimesResult
 from gpuscope.analysis.host_times_analysis import StackTime as StackTime
@@ -64,6 +63,7 @@ from gpuscope.analysis.latency_analysis import launch_latency as launch_latency
 from gpuscope.analysis.launch_sites_analysis import LaunchSite as LaunchSite
 from gpuscope.analysis.launch_sites_analysis import LaunchSitesResult as LaunchSitesResult
 from gpuscope.analysis.launch_sites_analysis import launch_sites as launch_sites
+from gpuscope.analysis.mechanisms import HelpCase as HelpCase
 from gpuscope.analysis.part import Part as Part
 from gpuscope.analysis.projection import NamedProjection as NamedProjection
 from gpuscope.analysis.projection import ProjectionResult as ProjectionResult

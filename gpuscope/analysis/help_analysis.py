@@ -12,20 +12,20 @@ from gpuscope._checks import SeveralOf, door
 from gpuscope._text import percent
 from gpuscope._types import Bools, Ints
 from gpuscope.analysis.causes import find_causes
-from gpuscope.analysis.help_cases import (
-    REORDERS,
-    TWICE,
+from gpuscope.analysis.help_cases import KEEP_UP, cases
+from gpuscope.analysis.mechanisms import (
+    MECHANISMS,
     Basis,
     HelpCase,
-    cases,
+    Mechanism,
     cases_of_others,
     saved_ns,
 )
-from gpuscope.analysis.help_view import HelpView
 from gpuscope.analysis.path_columns import ending, last_node
 from gpuscope.analysis.ranks_analysis import ranks
 from gpuscope.analysis.result import Result, Row, about
 from gpuscope.analysis.sm_schedule import SmSchedule
+from gpuscope.analysis.standstill import ProgramView
 from gpuscope.analysis.steps_analysis import steps
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import once
@@ -39,7 +39,6 @@ _OFF_POLLED, _OFF_SCHEDULED, _OFF_CONTENDED = (0.0013, 0.00135), (0.0003, 0.0011
 and where kernels compete for SMs, of a simulated GPU and of others. All other gains are exact."""
 _NEXT = 6
 """Changes behind the first, of which one may add most to it."""
-_KEEP_UP = "let the rank keep up"
 _PASSES, _FEWEST, _EDGES = 16, 8, 20_000_000
 """Changes whose gain is counted, of those that touch the path those about most of it: as many as
 that number of edges allows, but no fewer."""
@@ -67,6 +66,11 @@ class Change:
         What the figure rests on.
     code
         How to try it.
+    fault
+        What is slow, a clause; empty where :func:`idle_causes` says it better.
+    times, took_ns, usual_ns
+        How often that comes on the critical path, how long it takes there in all, and how long it
+        would take then; ``None``: nothing would be left of it.
     """
 
     change: Annotated[str, "change"]
@@ -78,11 +82,26 @@ class Change:
     basis: Annotated[Basis, "basis"]
     why: Annotated[str, "why"]
     code: Annotated[str, "to try it"]
+    fault: Annotated[str, "what is slow"] = ""
+    times: Annotated[int, "times"] = 0
+    took_ns: Annotated[int, "took (ms)"] = 0
+    usual_ns: Annotated[int | None, "then (ms)"] = None
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """What it mends; ``None``: another package's."""
+        return MECHANISMS.get(self.change)
 
     @property
     def is_mend(self) -> bool:
-        """Whether its gain is that of a mend: not the most that one could have, and no what-if."""
-        return self.basis == "recording" and self.change != TWICE
+        """Whether it is what somebody can do, which is no what-if and leaves all orders."""
+        of = self.mechanism
+        return of is None or (of.is_mend and not of.reorders)
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether its gain is that of a mend, not the most that one could have."""
+        return self.basis == "recording" and self.is_mend
 
 
 @dataclass(frozen=True)
@@ -174,7 +193,7 @@ def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> H
     causes = find_causes(trace)
     low_ns, high_ns = window_ns or (int(causes.times[-1]), int(causes.times.max()))
     node = last_node(causes, high_ns)
-    view = HelpView(trace, causes, node, low_ns, high_ns)
+    view = ProgramView(trace, causes, node, low_ns, high_ns)
     span_ns = int(causes.times[node]) - low_ns
     passes = _Passes(view, node)
     foreign, problems = cases_of_others(view)
@@ -185,14 +204,17 @@ def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> H
 
 
 def _in_order(changes: Iterable[Change], span_ns: int) -> tuple[Change, ...]:
-    """Return mends whose gain is worth telling first, then what gains at most so much."""
+    """Return mends whose gain is worth telling first, then what gains at most so much.
+
+    What only takes an order away counts half: work that moves to a stream beside still takes SMs.
+    """
     least_ns = WORTH * span_ns
     return tuple(
         sorted(
             changes,
             key=lambda change: (
-                not (change.is_mend and change.low_ns >= least_ns),
-                -change.gain_ns,
+                not (change.is_sure and change.low_ns >= least_ns),
+                -change.gain_ns // (1 if change.is_mend or change.basis == "recording" else 2),
                 -change.high_ns,
             ),
         )
@@ -202,7 +224,7 @@ def _in_order(changes: Iterable[Change], span_ns: int) -> tuple[Change, ...]:
 class _Passes:
     """When a program would have ended."""
 
-    def __init__(self, view: HelpView, node: int) -> None:
+    def __init__(self, view: ProgramView, node: int) -> None:
         self.view = view
         causes = view.causes
         self.schedule = SmSchedule.of(causes)
@@ -224,7 +246,8 @@ class _Passes:
         saved = np.zeros(len(view.kept), np.int64)
         remaining = view.kept
         for case in cases:
-            saved = np.maximum(saved, saved_ns(case, view))
+            also = saved_ns(case, view)
+            saved = np.where(saved == 0, also, np.maximum(saved, also))
             remaining = remaining & np.logical_not(case.gone)
         lag = np.where(remaining, causes.lag - saved, 0)
         moved = [case.instead for case in cases if case.instead is not None]
@@ -239,7 +262,7 @@ class _Passes:
 
 
 def _changes(
-    view: HelpView, passes: _Passes, foreign: Iterable[HelpCase]
+    view: ProgramView, passes: _Passes, foreign: Iterable[HelpCase]
 ) -> Iterator[tuple[HelpCase, Change]]:
     """Yield what each change would gain: of those that touch the path, those about most of it."""
     causes = view.causes
@@ -269,11 +292,20 @@ def _changes(
             of_sms = _OFF_SCHEDULED if is_scheduled else _OFF_CONTENDED
             off = np.multiply(_OFF_POLLED, polls) + np.multiply(of_sms, competes)
             off_ns = np.rint(off * (passes.end_ns - view.low_ns)).astype(int).tolist()
-            low_ns, high_ns = max(0, gain_ns - off_ns[0]), gain_ns + off_ns[1]
+            beside_ns = int(lasts_ns[beside].sum()) if case.instead is None else 0
+            low_ns = max(0, gain_ns - off_ns[0])
+            high_ns = gain_ns + max(off_ns[1], beside_ns)
             most_ns = max(high_ns, touched_ns)
-        why = f"{touched.sum():,} times on the critical path, {touched_ns / 1e6:,.4g} ms of it"
+        is_moved = not np.any(case.shorter)  # what is gone is an order, which takes no time
+        edges = path[beside if is_moved and beside.any() else touched]
+        took_ns = 0 if is_moved and not beside.any() else int(view.lasts[edges].sum())
+        which = np.where(view.is_host[edges], view.coming[edges], view.row[edges])
+        times = len(np.unique(which))
+        why = f"{times:,} times on the critical path, {touched_ns / 1e6:,.4g} ms of it"
         bounds = gain_ns, low_ns, high_ns, most_ns
-        yield case, Change(case.change, case.about, *bounds, case.basis, why, case.code)
+        left_ns = int((lasts_ns[touched] - saved[touched]).sum()) if np.ndim(case.lag) else None
+        words = case.change, case.about, *bounds, case.basis, why, case.code, case.fault
+        yield case, Change(*words, times, took_ns, left_ns)
 
 
 def _added(
@@ -287,7 +319,7 @@ def _added(
         return None
     first = cases_of[changes[0]]
     best = None
-    following = [change for change in changes[1:] if change.change not in REORDERS]
+    following = [change for change in changes[1:] if change.is_mend or change.basis == "recording"]
     for change in following[:_NEXT]:
         added_ns = passes.gain_ns(first, cases_of[change]) - changes[0].gain_ns
         if change.gain_ns and added_ns > max(WORTH * span_ns, best.gain_ns if best else 0):
@@ -309,7 +341,7 @@ def help_in_steps(trace: Trace) -> HelpResult:
     why = f"came last to {late.last} collectives: others waited {waited_ns / 1e6:,.4g} ms each"
     bounds = waited_ns, 0, waited_ns, waited_ns
     about = f"rank {late.rank}" + f", {late.line}" * bool(late.line)
-    keep_up = Change(_KEEP_UP, about, *bounds, "bound", why, "gs.analysis.ranks(trace)")
-    changes = [keep_up, *(change for change in result.changes if change.change != _KEEP_UP)]
+    keep_up = Change(KEEP_UP, about, *bounds, "bound", why, "gs.analysis.ranks(trace)")
+    changes = [keep_up, *(change for change in result.changes if change.change != KEEP_UP)]
     ordered = _in_order(changes, result.span_ns)
     return replace(result, changes=ordered, then=result.then if ordered[0] != keep_up else None)

@@ -1,39 +1,26 @@
-"""Changes that might help a program, each as edges that would last less long or be gone."""
+"""Why programs are slow: each mechanism with its evidence, what it changes, and in what words."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from gpuscope._plugins import Plugins
-from gpuscope._text import clean
-from gpuscope._types import Bools, Floats, Ints
+from gpuscope._types import Bools, Ints
 from gpuscope.analysis.help_view import PAUSE_NS, HelpView
 from gpuscope.analysis.idle_analysis import MEMORY_CALL
+from gpuscope.analysis.mechanisms import MECHANISMS, HelpCase, mechanism
 from gpuscope.analysis.path_columns import around
 from gpuscope.analysis.span_rows import OPEN
-from gpuscope.analysis.standstill import Standstills
+from gpuscope.analysis.standstill import ProgramView, Standstill
 from gpuscope.trace.columns import combined
 from gpuscope.trace.naming import COPIES, kernel_name, range_labels, ranges_in, stream_names
 from gpuscope.trace.sites import lines_of
 
-Basis: TypeAlias = Literal["bound", "recording"]
 TWICE = "make the kernel twice as fast"
 """What nobody knows how to do, if at all."""
-REORDERS = (
-    "use another stream",
-    "give it priority or a partition",
-    "drop the wait between streams",
-)
-"""Changes that take an order of work away without another in its place."""
-_ALIKE = 20
-"""Gaps between calls, beside another thread and without it, that a comparison needs."""
-_SLOWER = 1.05
-"""How many times as long they are beside it, at least, for that to be told."""
+KEEP_UP = "let the rank keep up"
 _CALL_NS = 10_000
 _NODE_NS = 1_000
 """About what a call takes that launches a graph, queues a copy or finds work done; and what a node
@@ -50,145 +37,179 @@ _RUN = 16
 """Launches of a graph at least, without a pause or a wait for the GPU between them."""
 _LONG_NS = 20_000
 """Kernels that are shorter gain less from another stream than it costs."""
+_ELSEWHERE = 0.01
+"""Share of the time of kernels of partitions that others take at most, which have all SMs."""
 _PINNED_BYTES_PER_US = 50_000
 """About what copies of pinned memory reach over PCIe 5."""
 
 
-_CODE = {
-    TWICE: "gs.what_if(trace, faster={{{0!r}: 2}})",
-    "give it a larger partition": "gpu.carve({{{0!r}: …}})",
-    "pin the memory": "tensor.pin_memory(), then copy with non_blocking=True",
-    "copy beside kernels": "copy ahead, on a stream of its own",
-    "shorten the host function": "hand its work to another thread; a stream waits until it is over",
-    "use another stream": "launch what needs no data of the others on another stream",
-    "give it priority or a partition": "gs.what_if(trace, streams={{{0!r}: {{'priority': -1}}}})",
-    "drop the wait between streams": "gs.what_if(trace, drop_waits=…)",
-    "let the rank keep up": "gs.analysis.collectives(trace)",
-    "do not wait for the GPU": "wait less often, or look at results a step later",
-    "have input ready": "more workers, or more batches ahead",
-    "keep the memory": "reuse buffers; no torch.cuda.empty_cache() in a loop",
-    "record as one graph": "gs.what_if(trace, graphs=[{0!r}])",
-    "record as graphs": 'torch.compile(mode="reduce-overhead"), or torch.cuda.graph()',
-    "shorten the Python before": "profile the Python there",
-    "do not pause": "profile the Python there",
-    "give it a process of its own": "multiprocessing, or a queue between two programs",
-    "compile it once": "pass what changes at run time: no tl.constexpr, no specialised argument",
-    "do not block with a lock held": "wait for an event of one stream, outside the lock",
-    "keep off the legacy default stream": "launch on the stream that made the data",
-    "multiply in a narrower type": 'torch.set_float32_matmul_precision("high"), or bfloat16',
-    "keep the mask on the GPU": "torch.where(mask, …), whose size does not depend on values",
-}
-"""Change → how to try it; the braces stand for what it is about."""
+# -- waits of a thread --------------------------------------------------------------------------
+def _standstills(
+    change: str, pauses: Iterable[Standstill], view: ProgramView
+) -> Iterator[HelpCase]:
+    """Yield pauses of a thread that would be the usual ones."""
+    for of_cause in pauses:
+        which = of_cause.edges & view.kept
+        lag = of_cause.usual_ns
+        yield HelpCase(change, of_cause.about, which, lag, basis="recording")
 
 
-@dataclass(frozen=True)
-class HelpCase:
-    """A change: edges that last no longer than ``lag``, and edges that are gone.
-
-    Attributes
-    ----------
-    beside
-        Edges that a mend may shorten besides, which only bounds its gain.
-    name
-        What code calls that which it is about, where people call it otherwise.
-    instead
-        Edges, gone or not, and nodes that come before their targets as well.
-    how
-        How to try it, of a change that another package adds.
-    """
-
-    change: str
-    about: str
-    shorter: Bools | bool = False
-    lag: Ints | Floats | int = 0
-    gone: Bools | bool = False
-    basis: Basis = "bound"
-    beside: Bools | bool = False
-    name: str = ""
-    instead: tuple[Ints, Ints] | None = None
-    how: str = ""
-
-    @property
-    def code(self) -> str:
-        """How to try it."""
-        return self.how or _CODE.get(self.change, "").format(self.name or self.about)
+@mechanism(
+    "compile it once",
+    "{} is compiled anew",
+    "pass what changes at run time: no tl.constexpr, no specialised argument",
+)
+def _compiled_anew(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield pauses before kernels whose launch configuration is new, and before no others."""
+    return _standstills("compile it once", view.compiled, view)
 
 
-def saved_ns(case: HelpCase, view: HelpView, edges: Ints | None = None) -> Ints:
-    """Return how much less long some edges would last, or all; gone ones more than they did."""
-
-    def of(values: Any) -> Any:
-        is_scalar = edges is None or np.ndim(values) == 0
-        return values if is_scalar else values[edges]
-
-    left_ns = of(view.causes.lag) - of(case.lag)
-    shorter = np.where(of(case.shorter), np.maximum(left_ns, 0), 0).astype(np.int64)
-    return np.where(of(view.kept), np.where(of(case.gone), of(view.lasts) + 1, shorter), 0)
+@mechanism(
+    "do not block with a lock held",
+    "a thread stands still until {} returns",
+    "wait for an event of one stream, outside the lock",
+)
+def _lock_held(view: ProgramView) -> Iterator[HelpCase]:
+    """Pauses end as a call of another thread does, far more often than by chance."""
+    return _standstills("do not block with a lock held", view.blocked, view)
 
 
-CHANGES: Plugins[Callable[[HelpView], Iterable[HelpCase]]] = Plugins("gpuscope.changes", "change")
-"""Functions of other packages, which return changes of a program by the edges of its causes."""
+@mechanism(
+    "give it a process of its own",
+    "a thread stands still while {}",
+    "multiprocessing, or a queue between two programs",
+)
+def _interpreter_held(view: ProgramView) -> Iterator[HelpCase]:
+    """Pauses last whole switch intervals of the interpreter beside another thread's Python."""
+    return _standstills("give it a process of its own", view.switched, view)
 
 
-def cases_of_others(view: HelpView) -> tuple[list[HelpCase], list[str]]:
-    """Return what other packages say might help, and what is wrong with some of these."""
-    added: list[HelpCase] = []
-    failed = []
-    for name, make in CHANGES.usable().items():
-        try:
-            added += make(view)
-        except Exception as error:  # noqa: BLE001 - it is somebody else's code
-            package = CHANGES.package(name)
-            failed.append(
-                f"the change {name!r} of the package {package!r} failed: "
-                f"{type(error).__name__}: {error}. Mend or uninstall the package"
-            )
-    return added, [*CHANGES.problems(), *map(clean, failed)]
+@mechanism(
+    "have input ready",
+    "a thread waits at {} for what another hands over",
+    "more workers, or more batches ahead",
+)
+def _input_late(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield where a thread gets what another one puts only then."""
+    for about, which in view.each(view.causes.of("hand-over"), view.line, view.lines.__getitem__):
+        yield _no_wait("have input ready", about, which, view)
 
 
-def cases(view: HelpView) -> Iterator[HelpCase]:
-    """Yield what might help."""
-    sorts = (_of_work, _larger_partitions, _of_orders, _of_waits, _memory, _graphs, _own_process)
-    for sort in sorts:
-        yield from sort(view)
-    standstills = Standstills(view)
-    yield from _of_standstills(view, standstills)
-    yield from _of_hosts(view, view.pauses & standstills.unexplained)
+def _no_wait(change: str, about: str, which: Bools, view: HelpView) -> HelpCase:
+    """Return a wait that finds all done; what its line takes otherwise may go as well."""
+    beside = view.is_host & (view.line == view.line[which][0])
+    return HelpCase(change, about, view.inside(view.row[which]), _CALL_NS, which, beside=beside)
 
 
-def _of_work(view: HelpView) -> Iterator[HelpCase]:
-    """Faster kernels and host functions; copies of pinned memory, and beside kernels."""
-    causes = view.causes
+@mechanism(
+    "do not wait for the GPU",
+    "a thread waits for the GPU at {}",
+    "wait less often, or look at results a step later",
+)
+def _waits(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield lines at which a thread waits until work is done; a query waits for nothing."""
+    for about, which in _host_waits(view):
+        if not _is_of_masks(view, view.before[which]):
+            yield _no_wait("do not wait for the GPU", about, which, view)
+
+
+@mechanism(
+    "keep the mask on the GPU",
+    "a thread waits for how much a mask selects, at {}",
+    "torch.where(mask, …), whose size does not depend on values",
+)
+def _masks(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield lines at which a count is waited for, behind which a kernel selects."""
+    for about, which in _host_waits(view):
+        if _is_of_masks(view, view.before[which]):
+            yield _no_wait("keep the mask on the GPU", about, which, view)
+
+
+def _host_waits(view: HelpView) -> Iterator[tuple[str, Bools]]:
+    waits = view.causes.of("host wait") & ~view.rows.having("kind", ("handle",))[view.row]
+    return view.each(waits, view.line, view.lines.__getitem__)
+
+
+def _is_of_masks(view: HelpView, copies: Ints) -> bool:
+    """Whether most of what a host waited for are counts of what a mask selects."""
     rows = view.rows
-    name, names = rows.coded("name")
-    runs = view.kept & causes.of("running")
-    half = causes.lag // 2
-    holds = causes.of("SMs held", "priority") & (causes.source % 2 == 0)
-    kernels = runs & rows.having("kind", ("kernel", "graph"))[view.row]
-    for about, which in view.each(kernels, name[view.row], lambda key: str(names[key])):
-        waiting = holds & rows.having("name", (about,))[view.before]
-        words = TWICE, kernel_name(about), which | waiting, half
-        yield HelpCase(*words, basis="recording", name=about)
-    is_wide = np.array([_is_wide(str(text)) for text in names])
-    if (which := kernels & is_wide[name[view.row]]).any():
-        line = _most_of(view, which)
-        about = "float32 products" + f" at {line}" * bool(line)
-        yield HelpCase("multiply in a narrower type", about, which, causes.lag // _NARROWER)
-    functions = runs & rows.having("kind", ("host function",))[view.row]
-    site, sites = rows.coded("site")
-    for about, which in view.each(functions, name[view.row], lambda key: str(names[key])):
-        where = [f" at {line}" for line in lines_of(sites[site[view.row[which][0]]])[:1]]
-        yield HelpCase("shorten the host function", "".join([about, *where]), which)
-    copies = runs & rows.having("kind", ("memcpy",))[view.row]
-    pageable = rows.having("src_kind", ("pageable",)) | rows.having("dst_kind", ("pageable",))
-    if (which := copies & pageable[view.row]).any():
+    (order, _), (places, _) = rows.queues, rows.latest
+    selects = np.array([bool(_SELECTS.search(str(text))) for text in rows.coded("name")[1]])
+    at = np.where(places[copies] >= 0, places[copies] + 1, len(order))
+    following = np.r_[order, -1][np.minimum(at, len(order))]
+    is_count = rows.having("kind", ("memcpy",))[copies] & (following >= 0)
+    is_count &= selects[rows.coded("name")[0][following]]
+    is_count &= rows.streams[following] == rows.streams[copies]
+    return bool(2 * is_count.sum() > len(copies))
+
+
+# -- memory and copies ----------------------------------------------------------------------------
+@mechanism(
+    "keep the memory",
+    "memory is allocated and freed in {}",
+    "reuse buffers; no torch.cuda.empty_cache() in a loop",
+)
+def _memory(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield calls that allocate and free; what waits for them may go with them."""
+    rows = np.flatnonzero(_gets_memory(view))
+    which = view.inside(rows)
+    causes = view.causes
+    if which.any():
+        beside = np.isin(causes.source, 2 * rows + 1) | np.isin(causes.target, 2 * rows)
+        about = _mostly(view, which, f"{len(np.unique(view.call[which])):,} calls")
+        words = "keep the memory", about, which
+        yield HelpCase(*words, basis="recording", beside=beside)
+
+
+def _gets_memory(view: HelpView) -> Bools:
+    """Row → whether it is a call that allocates or frees memory."""
+    name, names = view.rows.coded("name")
+    gets = np.array([MEMORY_CALL.search(str(text)) is not None for text in names])[name]
+    return gets & view.rows.having("kind", ("api",))
+
+
+@mechanism(
+    "pin the memory",
+    "{} hold their thread up",
+    "tensor.pin_memory(), then copy with non_blocking=True",
+)
+def _pageable(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield copies of pageable memory, which are slower than the link and block a thread."""
+    causes = view.causes
+    is_pageable = _is_pageable(view)
+    if (which := _copies(view) & is_pageable[view.row]).any():
         nbytes = view.trace.array("nbytes", fill=0)[view.row]
         lag = np.where(which, nbytes * 1000 // _PINNED_BYTES_PER_US, _CALL_NS)
         which = which | view.inside(causes.rows.calls[view.row[which]])
-        blocked = causes.of("host wait") & pageable[view.before]
+        blocked = causes.of("host wait") & is_pageable[view.before]
         yield HelpCase("pin the memory", "copies of pageable memory", which, lag, blocked)
+
+
+def _copies(view: HelpView) -> Bools:
+    """Edge → whether a copy runs."""
+    runs = view.kept & view.causes.of("running")
+    return runs & view.rows.having("kind", ("memcpy",))[view.row]
+
+
+def _is_pageable(view: HelpView) -> Bools:
+    """Row → whether it copies from or to pageable memory."""
+    rows = view.rows
+    return rows.having("src_kind", ("pageable",)) | rows.having("dst_kind", ("pageable",))
+
+
+@mechanism(
+    "copy beside kernels",
+    "{} and kernels alternate in one stream",
+    "copy ahead, on a stream of its own",
+)
+def _copies_alone(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield copies of pinned memory in the stream of the kernels that use it, with two buffers.
+
+    Of copies whose kind of memory is not known, only how long they take is.
+    """
+    is_pageable = _is_pageable(view)[view.row]
     for direction in ("HtoD", "DtoH"):
-        which = copies & rows.having("copy_kind", (direction,))[view.row] & ~pageable[view.row]
+        which = _copies(view) & view.rows.having("copy_kind", (direction,))[view.row] & ~is_pageable
         if which.any():
             gone, instead = _in_two_buffers(view, view.row[which], is_upload=direction == "HtoD")
             yield HelpCase(
@@ -199,23 +220,9 @@ def _of_work(view: HelpView) -> Iterator[HelpCase]:
                 beside=which,
                 instead=instead,
             )
-    which = copies & rows.having("copy_kind", (None,))[view.row]
+    which = _copies(view) & view.rows.having("copy_kind", (None,))[view.row]
     if which.any():
         yield HelpCase("copy beside kernels", "copies", which)
-
-
-def _is_wide(kernel: str) -> bool:
-    """Whether a kernel multiplies in float32 on no tensor cores, which all of nvjet's use."""
-    return "nvjet" not in kernel and _WIDE.search(kernel_name(kernel)) is not None
-
-
-def _most_of(view: HelpView, which: Bools) -> str:
-    """Return the line at which work was launched that takes most of some edges; none: empty."""
-    site, sites = view.rows.coded("site")
-    calls = np.r_[view.rows.calls, -1][view.row[which]]
-    total = np.bincount(np.where(calls >= 0, site[calls], 0), view.lasts[which])
-    made_by = lines_of(sites[int(total.argmax())])
-    return str(made_by[0]) if made_by else ""
 
 
 def _in_two_buffers(
@@ -262,27 +269,75 @@ def _in_two_buffers(
     return gone, (edges[is_known], 2 * order[positions[is_known]] + 1)
 
 
-def _larger_partitions(view: HelpView) -> Iterator[HelpCase]:
-    """More SMs for the kernels of a partition, where what is outside it does nothing."""
+# -- streams and partitions -----------------------------------------------------------------------
+@mechanism(
+    "keep off the legacy default stream",
+    "work on a legacy default stream ({}) and that of other streams hold each other up",
+    "launch on the stream that made the data",
+)
+def _legacy(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield what begins as work of the legacy default stream ends, or waits for it."""
+    if (which := view.causes.of("legacy default stream") & view.kept).any():
+        name_of = stream_names(view.trace)
+        legacy = [stream for stream in view.rows.legacy_streams if stream in name_of]
+        works = view.causes.of("running") & np.isin(view.rows.streams[view.row], legacy)
+        about = _mostly(view, works & view.kept, ", ".join(name_of[stream] for stream in legacy))
+        yield HelpCase("keep off the legacy default stream", about, gone=which)
+
+
+@mechanism(
+    "give it a larger partition",
+    "the kernels of a partition have too few SMs: {}",
+    "gpu.carve({{{0!r}: …}})",
+)
+def _small_partition(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield the busiest partition, where the SMs of others have less to do.
+
+    Each gets SMs as its work needs, SMs times how long they are busy, and its kernels take so many
+    times as long as they have SMs less.
+    """
     rows = view.rows
     facts = view.trace.metadata
     code, names = rows.coded("partition")
-    which = view.kept & view.causes.of("running") & rows.having("kind", ("kernel",))[view.row]
-    used = {names[number] for number in np.unique(code[view.row[which]]).tolist()}
-    if len(used) != 1 or used == {None}:
+    running = view.kept & view.causes.of("running") & rows.having("kind", ("kernel",))[view.row]
+    of_edge = np.where(running, code[view.row], -1)
+    granted = {
+        number: sms
+        for number in np.unique(of_edge[running]).tolist()
+        if names[number] and (sms := facts.partition(names[number]).sm_count)
+    }
+    devices = np.unique(rows.devices[view.row[running]])
+    inside = running & np.isin(of_edge, list(granted))
+    elsewhere_ns = view.lasts[running & ~inside].sum()
+    whole = facts.device(int(devices[0])).sm_count if len(devices) == 1 else None
+    if not whole or elsewhere_ns >= _ELSEWHERE * view.lasts[inside].sum():
         return
-    (name,) = used
-    device = int(rows.devices[view.row[which]][0])
-    granted = facts.partition(name).sm_count
-    whole = facts.device(device).sm_count
-    if name and granted and whole and granted < whole:
-        about = f"{name}, {granted} of {whole} SMs"
-        lag = view.causes.lag * granted // whole
-        yield HelpCase("give it a larger partition", about, which, lag, name=name)
+    lag = view.causes.lag.astype(float)
+    needs = {
+        number: sms * int(view.lasts[of_edge == number].sum()) for number, sms in granted.items()
+    }
+    if not all(needs.values()):
+        return
+    wanted = {number: whole * of_it / sum(needs.values()) for number, of_it in needs.items()}
+    for number, sms in granted.items():
+        lag[of_edge == number] *= sms / wanted[number]
+    on_path = inside & view.on_path
+    most = int(np.bincount(of_edge[on_path], view.lasts[on_path], len(names)).argmax())
+    if most in granted and granted[most] < wanted[most]:
+        about = f"{names[most]}, {granted[most]} of {whole} SMs"
+        about += f", of which about {wanted[most]:.0f} would suit it" * (len(granted) > 1)
+        words = "give it a larger partition", about, inside, lag
+        yield HelpCase(*words, name=str(names[most]), is_exact=True)
 
 
-def _of_orders(view: HelpView) -> Iterator[HelpCase]:
-    """Other streams, more SMs, no waits between streams, no rank that is late."""
+@mechanism(
+    "use another stream",
+    "work of {} waits for work before it",
+    "launch what needs no data of the others on another stream",
+    reorders=True,
+)
+def _one_stream(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield work of one stream that others launch, or that leaves SMs free."""
     causes = view.causes
     rows = view.rows
     caller = causes.rows.calls
@@ -294,67 +349,64 @@ def _of_orders(view: HelpView) -> Iterator[HelpCase]:
         apart |= of[view.before] != of[view.row]
     is_long = rows.having("kind", ("kernel",)) & (rows.ends - rows.starts > _LONG_NS)
     apart |= is_long[view.before] & is_long[view.row] & ~rows.may_fill(view.before, view.row)
-    name_of = {-1: "no stream", **stream_names(view.trace)}
-    name = name_of.__getitem__
-    both = rows.streams[view.row], rows.streams[view.before]
-    for about, which in view.each(causes.of("stream order") & apart, both[0], name):
+    stream = rows.streams[view.row]
+    for about, which in view.each(causes.of("stream order") & apart, stream, _named(view)):
         yield HelpCase("use another stream", about, gone=which)
-    if (which := causes.of("legacy default stream") & view.kept).any():
-        about = ", ".join(name_of[stream] for stream in rows.legacy_streams if stream in name_of)
-        yield HelpCase("keep off the legacy default stream", about, gone=which)
-    for about, which in view.each(causes.of("SMs held", "priority"), both[0], name):
-        yield HelpCase("give it priority or a partition", about, gone=which)
-    first, pair = combined(*(np.unique(streams, return_inverse=True)[1] for streams in both))
-    names = [" for ".join(name(int(streams[at])) for streams in both) for at in first]
-    for about, which in view.each(causes.of("event wait"), pair, names.__getitem__):
-        yield HelpCase("drop the wait between streams", about, gone=which)
-    ranks = {facts.process: f"rank {facts.rank}" for facts in view.trace.metadata.ranks}
-    late = causes.of("collective"), rows.processes[view.before]
-    for about, which in view.each(*late, lambda key: ranks.get(key, f"process {key}")):
-        yield HelpCase("let the rank keep up", about, gone=which)
 
 
-def _of_waits(view: HelpView) -> Iterator[HelpCase]:
-    """No waits for the GPU, no waits for another thread."""
-    waits = view.causes.of("host wait") & ~view.rows.having("kind", ("handle",))[view.row]
-    given = view.causes.of("hand-over")
-    for change, of in (("do not wait for the GPU", waits), ("have input ready", given)):
-        for about, which in view.each(of, view.line, view.lines.__getitem__):
-            beside = view.is_host & (view.line == view.line[which][0])
-            inside = view.inside(view.row[which])
-            is_mask = of is waits and _is_of_masks(view, view.before[which])
-            words = "keep the mask on the GPU" if is_mask else change
-            yield HelpCase(words, about, inside, _CALL_NS, which, beside=beside)
+def _named(view: HelpView) -> Callable[[int], str]:
+    """Return what gives the name of a stream."""
+    return {-1: "no stream", **stream_names(view.trace)}.__getitem__
 
 
-def _is_of_masks(view: HelpView, copies: Ints) -> bool:
-    """Whether most of what a host waited for are counts of what a mask selects."""
+@mechanism(
+    "give it priority or a partition",
+    "kernels of {} wait for SMs that others hold",
+    "gs.what_if(trace, streams={{{0!r}: {{'priority': -1}}}})",
+    reorders=True,
+)
+def _sms_held(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield streams whose kernels wait for SMs that others hold."""
     rows = view.rows
-    (order, _), (places, _) = rows.queues, rows.latest
-    selects = np.array([bool(_SELECTS.search(str(text))) for text in rows.coded("name")[1]])
-    at = np.where(places[copies] >= 0, places[copies] + 1, len(order))
-    following = np.r_[order, -1][np.minimum(at, len(order))]
-    is_count = rows.having("kind", ("memcpy",))[copies] & (following >= 0)
-    is_count &= selects[rows.coded("name")[0][following]]
-    is_count &= rows.streams[following] == rows.streams[copies]
-    return bool(2 * is_count.sum() > len(copies))
+    held = view.causes.of("SMs held", "priority")
+    held &= rows.streams[view.row] != rows.streams[view.before]
+    for about, which in view.each(held, rows.streams[view.row], _named(view)):
+        yield HelpCase("give it priority or a partition", about, gone=which)
 
 
-def _memory(view: HelpView) -> Iterator[HelpCase]:
-    """No memory that is allocated or freed, but what is kept and used again."""
-    name, names = view.rows.coded("name")
-    gets = np.array([MEMORY_CALL.search(str(text)) is not None for text in names])[name]
-    rows = np.flatnonzero(gets & view.rows.having("kind", ("api",)))
-    which = view.inside(rows)
-    causes = view.causes
-    if which.any():
-        beside = np.isin(causes.source, 2 * rows + 1) | np.isin(causes.target, 2 * rows)
-        about = f"{len(np.unique(view.call[which])):,} calls"
-        yield HelpCase("keep the memory", about, which, beside=beside)
+@mechanism(
+    "drop the wait between streams",
+    "one stream waits for another: {}",
+    "gs.what_if(trace, drop_waits=…)",
+    reorders=True,
+)
+def _event_waits(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield pairs of streams, of which one waits for an event of the other."""
+    streams = view.rows.streams[view.row], view.rows.streams[view.before]
+    first, pair = combined(*(np.unique(numbers, return_inverse=True)[1] for numbers in streams))
+    name = _named(view)
+    names = [" for ".join(name(int(numbers[at])) for numbers in streams) for at in first]
+    for about, which in view.each(view.causes.of("event wait"), pair, names.__getitem__):
+        yield HelpCase("drop the wait between streams", about, gone=which)
 
 
-def _graphs(view: HelpView) -> Iterator[HelpCase]:
-    """Record the launches of each range as one graph; without ranges, those close together."""
+@mechanism(KEEP_UP, "other ranks wait in collectives for {}", "gs.analysis.collectives(trace)")
+def _late_rank(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield the ranks that come last to collectives."""
+    rank_of = {facts.process: f"rank {facts.rank}" for facts in view.trace.metadata.ranks}
+    late = view.causes.of("collective"), view.rows.processes[view.before]
+    for about, which in view.each(*late, lambda key: rank_of.get(key, f"process {key}")):
+        yield HelpCase(KEEP_UP, about, gone=which)
+
+
+# -- launches -------------------------------------------------------------------------------------
+@mechanism(
+    "record as one graph",
+    "the work of {} is launched piece by piece",
+    "gs.what_if(trace, graphs=[{0!r}])",
+)
+def _ranges_of_launches(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield ranges that launch much, and nothing behind a wait."""
     causes, (label, labels) = view.causes, range_labels(view.trace)
     launches = causes.of("launch")
     since = causes.times[causes.source]
@@ -374,17 +426,30 @@ def _graphs(view: HelpView) -> Iterator[HelpCase]:
         if np.count_nonzero(which & launches) >= 2 * calls and cut <= _CUT * calls:
             share = _CALL_NS / np.maximum(total[within], _CALL_NS)
             yield HelpCase("record as one graph", about, inside, causes.lag * share)
+
+
+@mechanism(
+    "record as graphs",
+    "kernels are launched one by one: {}",
+    'torch.compile(mode="reduce-overhead"), or torch.cuda.graph()',
+)
+def _runs_of_launches(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield launches outside ranges, close together, without a wait between them."""
+    causes = view.causes
+    launching = np.zeros(len(causes.rows.ids) + 1, bool)
+    launching[causes.rows.calls] = True
     short = view.is_host & (view.range < 0) & (causes.lag <= PAUSE_NS) & _in_runs(view)
     short &= launching[np.where(view.call >= 0, view.call, view.row)]
     process = view.rows.processes[view.row]
     quick = view.is_host & ~view.pauses
-    for about, which in view.each(short, process, "launches of process {}".format):
+    for process_of, which in view.each(short, process, "launches of process {}".format):
+        about = _mostly(view, which, process_of)
         beside = quick & (process == process[which][0])
         yield HelpCase("record as graphs", about, which, _NODE_NS // 2, beside=beside)
 
 
 def _cut_by_waits(view: HelpView, within: Ints, launching: Bools) -> int:
-    """Return in how many ranges something is launched behind a wait: no graph has both.
+    """Return in how many ranges something is launched behind a wait, or a call for memory.
 
     Parameters
     ----------
@@ -395,7 +460,7 @@ def _cut_by_waits(view: HelpView, within: Ints, launching: Bools) -> int:
     """
     causes = view.causes
     rows = view.rows
-    waiting = np.r_[rows.having("kind", ("sync",)), False]
+    waiting = np.r_[rows.having("kind", ("sync",)) | _gets_memory(view), False]
     waiting[view.row[causes.of("host wait")]] = True
     waiting[:-1] &= ~rows.having("kind", ("handle",))
     since = causes.times[causes.source]
@@ -410,10 +475,11 @@ def _cut_by_waits(view: HelpView, within: Ints, launching: Bools) -> int:
 
 
 def _in_runs(view: HelpView) -> Bools:
-    """Edge of a thread → whether it lies in a run of launches without a pause or a wait."""
+    """Edge of a thread → whether it lies in a run of launches that nothing interrupts."""
     causes = view.causes
     waits = np.zeros(len(causes.times), bool)
     waits[causes.target[causes.of("host wait")]] = True
+    waits[2 * np.flatnonzero(_gets_memory(view))] = True
     host = np.flatnonzero(view.is_host)
     host = host[np.lexsort((causes.times[causes.target[host]], view.rows.threads[view.row[host]]))]
     thread = view.rows.threads[view.row[host]]
@@ -427,23 +493,15 @@ def _in_runs(view: HelpView) -> Bools:
     return inside
 
 
-def _of_standstills(view: HelpView, standstills: Standstills) -> Iterator[HelpCase]:
-    """No pauses of a thread but the usual ones, where it is known why it stands still."""
-    for change, causes_of in (
-        ("compile it once", standstills.compiled),
-        ("do not block with a lock held", standstills.blocked),
-        ("give it a process of its own", standstills.switched),
-    ):
-        for pauses in causes_of:
-            which = pauses.edges & view.kept
-            yield HelpCase(change, pauses.about, which, pauses.usual_ns, basis="recording")
-
-
-def _of_hosts(view: HelpView, pauses: Bools) -> Iterator[HelpCase]:
-    """Less Python before the calls of a line, and outside of all ranges.
-
-    Where lines are known at all, what no line launched is no Python's, such as autograd's.
-    """
+# -- the host's own work --------------------------------------------------------------------------
+@mechanism(
+    "shorten the Python before",
+    "",
+    "make it in other threads or processes ahead (DataLoader(num_workers=…)), or less of it",
+)
+def _python(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield time between calls that nothing else explains; no line made the call: no Python's."""
+    pauses = view.pauses & view.unexplained
     site, sites = view.rows.coded("site")
     if site.any():
         python_lines = {str(lines[0]) for text in sites if (lines := lines_of(text))}
@@ -451,39 +509,75 @@ def _of_hosts(view: HelpView, pauses: Bools) -> Iterator[HelpCase]:
     for about, which in view.each(pauses, view.line, view.lines.__getitem__):
         beside = view.is_code & (view.line == view.line[which][0])
         yield HelpCase("shorten the Python before", about, which, beside=beside)
-    if (view.range[view.is_host] >= 0).any():
-        yield HelpCase("do not pause", "outside any range", pauses & (view.range < 0))
 
 
-def _own_process(view: HelpView) -> Iterator[HelpCase]:
-    """Each thread without what it takes longer between calls while another is there."""
+@mechanism(
+    "shorten the host function",
+    "the host function {} holds its stream up",
+    "hand its work to another thread; a stream waits until it is over",
+)
+def _host_functions(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield functions of the host that run in a stream."""
+    rows = view.rows
+    name, names = rows.coded("name")
+    runs = view.kept & view.causes.of("running")
+    functions = runs & rows.having("kind", ("host function",))[view.row]
+    site, sites = rows.coded("site")
+    for about, which in view.each(functions, name[view.row], lambda key: str(names[key])):
+        where = [f" at {line}" for line in lines_of(sites[site[view.row[which][0]]])[:1]]
+        yield HelpCase("shorten the host function", "".join([about, *where]), which)
+
+
+# -- kernels --------------------------------------------------------------------------------------
+@mechanism(
+    "multiply in a narrower type",
+    "{} use no tensor cores",
+    'torch.set_float32_matmul_precision("high"), or bfloat16',
+)
+def _wide_products(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield matrix products in float32 on no tensor cores."""
+    rows = view.rows
+    name, names = rows.coded("name")
+    is_wide = np.array([_is_wide(str(text)) for text in names])
+    kernels = view.kept & view.causes.of("running")
+    kernels &= rows.having("kind", ("kernel", "graph"))[view.row]
+    if (which := kernels & is_wide[name[view.row]]).any():
+        about = _mostly(view, which, "float32 products")
+        yield HelpCase("multiply in a narrower type", about, which, view.causes.lag // _NARROWER)
+
+
+def _is_wide(kernel: str) -> bool:
+    """Whether a kernel multiplies in float32 on no tensor cores, which all of nvjet's use."""
+    return "nvjet" not in kernel and _WIDE.search(kernel_name(kernel)) is not None
+
+
+def _mostly(view: HelpView, which: Bools, words: str) -> str:
+    """Add the line that takes most of some edges, if any, that of the call or of the launch."""
+    site, sites = view.rows.coded("site")
+    row = np.where(view.is_host, view.coming, np.r_[view.rows.calls, -1][view.row])[which]
+    total = np.bincount(np.where(row >= 0, site[row], 0), view.lasts[which], len(sites))
+    total[0] = 0
+    made_by = lines_of(sites[int(total.argmax())]) if total.any() else ()
+    return f"{words} mostly at {made_by[0]}" if made_by else words
+
+
+@mechanism(TWICE, "", "gs.what_if(trace, faster={{{0!r}: 2}})", is_mend=False)
+def _kernels(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield the kernels that take most; how to make them faster, nobody knows."""
     causes = view.causes
-    who = view.rows.threads[view.row]
-    process = view.rows.processes[view.row]
-    at = causes.times[causes.target]
-    for thread in np.unique(who[view.is_host]).tolist():
-        code = view.is_code & (who == thread)
-        alike = view.is_host & (process == process[who == thread][0])
-        for other in np.unique(who[alike & (who != thread)]).tolist():
-            other_times = at[view.is_host & (who == other)]
-            beside = code & (at >= other_times.min()) & (at <= other_times.max())
-            ratio = _slower(view, beside, code & ~beside)
-            if len(other_times) >= _ALIKE and ratio >= _SLOWER:
-                about = f"thread {thread}, {ratio:.3g} times as slow beside thread {other}"
-                lag = causes.lag / ratio
-                yield HelpCase(
-                    "give it a process of its own", about, beside, lag, basis="recording"
-                )
+    rows = view.rows
+    name, names = rows.coded("name")
+    kernels = view.kept & causes.of("running")
+    kernels &= rows.having("kind", ("kernel", "graph"))[view.row]
+    half = causes.lag // 2
+    holds = causes.of("SMs held", "priority") & (causes.source % 2 == 0)
+    for about, which in view.each(kernels, name[view.row], lambda key: str(names[key])):
+        waiting = holds & rows.having("name", (about,))[view.before]
+        words = TWICE, kernel_name(about), which | waiting, half
+        yield HelpCase(*words, basis="recording", name=about)
 
 
-def _slower(view: HelpView, beside: Bools, alone: Bools) -> float:
-    """Return how many times as long gaps before the same lines are; 1 where too few tell."""
-    ratios = [1.0]
-    weights = [1.0]
-    for _, which in view.each(beside, view.line, str):
-        number = view.line[which][0]
-        gaps = view.lasts[which], view.lasts[alone & (view.line == number)]
-        if min(map(len, gaps)) >= _ALIKE:
-            ratios.append(float(np.median(gaps[0]) / max(1.0, float(np.median(gaps[1])))))
-            weights.append(float(gaps[0].sum()))
-    return float(np.average(ratios, weights=weights))
+def cases(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield what might help."""
+    for declared in MECHANISMS.values():
+        yield from declared.cases(view)

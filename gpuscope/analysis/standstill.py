@@ -14,10 +14,12 @@ from functools import cached_property
 import numpy as np
 
 from gpuscope._types import Bools, Ints
+from gpuscope.analysis.causes import Causes
 from gpuscope.analysis.help_view import HelpView
 from gpuscope.analysis.steps_analysis import COMPILES_NS
 from gpuscope.trace.columns import combined
 from gpuscope.trace.joins import union
+from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, thread_names
 from gpuscope.trace.sites import lines_of
 
@@ -65,8 +67,8 @@ class Standstill:
     usual_ns: Ints
 
 
-class Standstills:
-    """The pauses in a window whose cause is known.
+class ProgramView(HelpView):
+    """The edges of a window, and its pauses whose cause is known.
 
     Attributes
     ----------
@@ -75,11 +77,10 @@ class Standstills:
         while another thread computes in Python.
     """
 
-    def __init__(self, view: HelpView) -> None:
-        self._view = view
-        self._rows = view.rows
-        self._free = view.is_code.copy()
-        self._names = thread_names(view.trace)
+    def __init__(self, trace: Trace, causes: Causes, node: int, low_ns: int, high_ns: int) -> None:
+        super().__init__(trace, causes, node, low_ns, high_ns)
+        self._free = self.is_code.copy()
+        self._names = thread_names(trace)
         self.compiled = [*self._claimed(self._compiled())]
         self.blocked = [*self._claimed(self._blocked())]
         self.switched = [*self._claimed(self._switched())]
@@ -101,19 +102,18 @@ class Standstills:
         Before the same call at its line, of what it launches; or after the same call at its line,
         if that is less: of some calls only those have rows before which something happened.
         """
-        view = self._view
-        rows = self._rows
-        usual_ns, count = np.zeros((2, len(view.row)), np.int64)
-        edges = np.flatnonzero(view.is_code & (view.coming >= 0))
+        rows = self.rows
+        usual_ns, count = np.zeros((2, len(self.row)), np.int64)
+        edges = np.flatnonzero(self.is_code & (self.coming >= 0))
         (name, _), (site, _) = rows.coded("name"), rows.coded("site")
-        call = view.coming[edges]
-        before = view.before[edges]
-        lag = view.causes.lag[edges]
+        call = self.coming[edges]
+        before = self.before[edges]
+        lag = self.causes.lag[edges]
         launched = np.r_[self._launched, -1][call]
         what = np.where(launched >= 0, name[launched] + 1, 0)
-        median_ns, alike = _medians(lag, view.line[edges], name[call], what)
+        median_ns, alike = _medians(lag, self.line[edges], name[call], what)
         after_ns, alike_after = _medians(
-            lag, site[before], name[before], view.causes.source[edges] % 2
+            lag, site[before], name[before], self.causes.source[edges] % 2
         )
         is_less = (after_ns < median_ns) & (alike_after >= _ALIKE_AFTER)
         usual_ns[edges] = np.where(is_less, after_ns, median_ns)
@@ -123,7 +123,7 @@ class Standstills:
     @cached_property
     def _launched(self) -> Ints:
         """Row of a call → the work that it launched last, −1 for none."""
-        rows = self._rows
+        rows = self.rows
         launched = np.full(len(rows.ids), -1)
         work = np.flatnonzero(rows.is_work & (rows.calls >= 0))
         launched[rows.calls[work]] = work
@@ -132,7 +132,7 @@ class Standstills:
     def _still(self, edges: Bools) -> Ints:
         """Return which edges are pauses far longer than usual."""
         usual_ns, count = self._usual
-        lag = self._view.causes.lag
+        lag = self.causes.lag
         is_still = (lag > _STILL_NS) & (lag > _TIMES * usual_ns) & (count >= _ALIKE)
         return np.flatnonzero(edges & self._free & is_still)
 
@@ -142,22 +142,21 @@ class Standstills:
 
         What changes then is a constant of the kernel, such as ``tl.constexpr``.
         """
-        view = self._view
-        rows = self._rows
-        times = self._view.causes.times
-        kernel = np.r_[self._launched, -1][view.coming]
+        rows = self.rows
+        times = self.causes.times
+        kernel = np.r_[self._launched, -1][self.coming]
         is_kernel = rows.having("kind", ("kernel",))
-        edges = np.flatnonzero(view.is_code & (view.coming >= 0) & (kernel >= 0))
+        edges = np.flatnonzero(self.is_code & (self.coming >= 0) & (kernel >= 0))
         edges = edges[is_kernel[kernel[edges]]]
         # Of each call the longest time before it, in the order of calls.
-        edges = edges[np.lexsort((-view.causes.lag[edges], times[2 * view.coming[edges]]))]
-        edges = edges[np.sort(combined(view.coming[edges])[0])]
+        edges = edges[np.lexsort((-self.causes.lag[edges], times[2 * self.coming[edges]]))]
+        edges = edges[np.sort(combined(self.coming[edges])[0])]
         kernel = kernel[edges]
         name, names = rows.coded("name")
         first, _ = combined(name[kernel], rows.coded("launch_config")[0][kernel])
         is_new = np.zeros(len(edges), bool)
         is_new[first] = True
-        is_paused = view.causes.lag[edges] > COMPILES_NS
+        is_paused = self.causes.lag[edges] > COMPILES_NS
         for number in np.unique(name[kernel[is_paused & is_new]]).tolist():
             alike = name[kernel] == number
             paused = is_paused & alike
@@ -167,15 +166,15 @@ class Standstills:
             if 2 * hits < new.sum() or not _is_evidence(hits, int(paused.sum()), share):
                 continue
             usual_ns = (
-                np.median(view.causes.lag[edges[alike & ~new]]) if (alike & ~new).any() else 0
+                np.median(self.causes.lag[edges[alike & ~new]]) if (alike & ~new).any() else 0
             )
-            which = np.zeros(len(view.row), bool)
+            which = np.zeros(len(self.row), bool)
             which[edges[paused & new]] = True
             calls = rows.calls[is_kernel & (name == number) & (rows.calls >= 0)]
-            which &= view.coming != calls[times[2 * calls].argmin()]  # once it has to be
-            line = view.lines[view.line[edges[paused & new][0]]]
+            which &= self.coming != calls[times[2 * calls].argmin()]  # once it has to be
+            line = self.lines[self.line[edges[paused & new][0]]]
             about = f"{kernel_name(str(names[number]))} at {line}"
-            yield Standstill(about, which, np.full(len(view.row), int(usual_ns)))
+            yield Standstill(about, which, np.full(len(self.row), int(usual_ns)))
 
     # -- locks --------------------------------------------------------------------------------
     def _blocked(self) -> Iterator[Standstill]:
@@ -183,21 +182,20 @@ class Standstills:
 
         Such a thread holds a lock in its call, or the interpreter.
         """
-        view = self._view
-        rows = self._rows
-        times = self._view.causes.times
+        rows = self.rows
+        times = self.causes.times
         name, names = rows.coded("name")
         blocks = np.array([bool(_BLOCKS.search(str(text))) for text in names])[name]
         blocks &= rows.having("kind", ("api", "sync"))
         took_ns = times[1:-1:2] - times[:-1:2]
         blocks &= took_ns > _BLOCKS_NS
-        span_ns = max(int(times.max()) - view.low_ns, 1)
+        span_ns = max(int(times.max()) - self.low_ns, 1)
         for thread in self._python_threads:
-            edges = self._still(rows.threads[view.row] == thread)
+            edges = self._still(rows.threads[self.row] == thread)
             if len(edges) < _FEWEST:
                 continue
-            begin = times[view.causes.source[edges]]
-            end = times[view.causes.target[edges]]
+            begin = times[self.causes.source[edges]]
+            end = times[self.causes.target[edges]]
             for other in self._beside(thread):
                 calls = np.flatnonzero(blocks & (rows.threads == other))
                 if len(calls) < _FEWEST:
@@ -211,7 +209,7 @@ class Standstills:
                 chance = min(0.99, len(until) * _WAKES_NS / span_ns)
                 if not _is_evidence(int(is_hit.sum()), len(edges), chance):
                     continue
-                which = np.zeros(len(view.row), bool)
+                which = np.zeros(len(self.row), bool)
                 which[edges[is_hit]] = True
                 longest = calls[took_ns[calls].argmax()]
                 line = lines_of(rows.text("site", int(longest)))[:1]
@@ -226,16 +224,16 @@ class Standstills:
         Of pauses that last up to a few switch intervals, many more end right after a whole number
         of them than by chance; then those are meant that last longer, too.
         """
-        view, (usual_ns, count) = self._view, self._usual
-        lag = view.causes.lag
-        begin = view.causes.times[view.causes.source]
+        usual_ns, count = self._usual
+        lag = self.causes.lag
+        begin = self.causes.times[self.causes.source]
         shortest_ns = (1 - _LATE) * _SWITCH_NS
         is_usual = usual_ns > shortest_ns  # it always waits there
         usual_ns = np.where(is_usual, 0, usual_ns)
         is_still = (lag > shortest_ns) & (lag > _TIMES * usual_ns) & (count >= _ALIKE)
         chance = _LATE * sum(range(_MOST_SWITCHES + 1)) / (_MOST_SWITCHES + _LATE)
         for thread in self._python_threads:
-            is_here = self._rows.threads[view.row] == thread
+            is_here = self.rows.threads[self.row] == thread
             pauses = np.flatnonzero(self._free & is_still & is_here)
             if len(pauses) < _FEWEST:
                 continue
@@ -250,7 +248,7 @@ class Standstills:
                 hits = (whole >= 1) & (intervals - whole <= _LATE * whole)
                 if not _is_evidence(int(hits.sum()), len(hits), chance):
                     continue
-                which = np.zeros(len(view.row), bool)
+                which = np.zeros(len(self.row), bool)
                 which[edges] = True
                 about = f"{self._called(other)} computes in Python and holds the interpreter lock"
                 yield Standstill(about, which, usual_ns)
@@ -260,7 +258,7 @@ class Standstills:
     @cached_property
     def _python_threads(self) -> list[int]:
         """Threads that run Python, as their lines, their begin or their stacks tell; not ours."""
-        rows = self._rows
+        rows = self.rows
         is_python = (rows.coded("site")[0] > 0) | rows.having("kind", ("stack",))
         is_python |= rows.having("kind", ("mark",)) & rows.having("name", ("thread begins",))
         numbers = {*np.unique(rows.threads[is_python & ~rows.is_work]).tolist()} - {-1}
@@ -269,8 +267,8 @@ class Standstills:
 
     @cached_property
     def _process_of(self) -> dict[int, int]:
-        threads, first = np.unique(self._rows.threads, return_index=True)
-        processes = self._rows.processes[first]
+        threads, first = np.unique(self.rows.threads, return_index=True)
+        processes = self.rows.processes[first]
         return dict(zip(threads.tolist(), processes.tolist(), strict=True))
 
     def _beside(self, thread: int) -> Iterator[int]:
@@ -282,8 +280,8 @@ class Standstills:
 
     def _begun_ns(self, thread: int) -> int | None:
         """Return when a thread was first seen; ``None``: it is in calls most of the time."""
-        rows = self._rows
-        times = self._view.causes.times
+        rows = self.rows
+        times = self.causes.times
         at = np.flatnonzero((rows.threads == thread) & ~rows.is_work)
         begun_ns = int(times[2 * at].min())
         in_calls = at[rows.having("kind", ("api", "sync"))[at]]

@@ -1,12 +1,13 @@
-"""Why a program is slow, in three findings: what its GPU waited for, what would help, what not."""
+"""Why a program is slow, in three findings: what is slow, what mends it, and what then helps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpuscope._checks import door
 from gpuscope.analysis.critical_path_analysis import CriticalPathResult, greatest, steady_path
 from gpuscope.analysis.help_analysis import WORTH, Change, help_in_steps
+from gpuscope.analysis.help_cases import TWICE
 from gpuscope.analysis.idle_analysis import IdleResult, gaps_of_gpus, idle_causes
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.ranks_analysis import ranks
@@ -19,6 +20,8 @@ from gpuscope.trace.schema import GPU_WORK
 
 HELD_UP = 0.05
 """Share of the time that ranks wait for one from which on that is told before all else."""
+WORTH_A_MEND = 0.03
+"""Share of the time from which on a gain is worth a mend; with less, that is told instead."""
 IDLE = 0.1
 """Share of the time in which nothing ran from which on it is told first."""
 _SPANS, _NOT_WORTH_IT = 8, 3
@@ -51,39 +54,73 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         return
     begin_ns, end_ns = steps(trace).steady_ns
     span_ns = max(end_ns - begin_ns, 1)
-    compiled_ns, names_the_cause = compile_pauses_ns(trace), False
-    if compiled_ns >= max(1, WORTH * span_ns):
-        values = Quantity("compiled", compiled_ns, "ns"), Quantity("time", span_ns, "ns")
-        severity: Severity = "warning" if compiled_ns > span_ns / 2 else "note"
-        yield Finding("program.compiles", severity, {}, values)
-        names_the_cause = True
-    label = trace.metadata.setting or ""
+    findings = [*_of_compilation(trace, span_ns), *_of_stragglers(trace, span_ns)]
+    names_the_cause = bool(findings)
     share = idle.idle_ns / (span_ns * idle.devices)
+    helps = help_in_steps(trace)
+    first = next(iter(helps.changes), None)
+    if first is not None and first.gain_ns < WORTH_A_MEND * span_ns:
+        first = None
+    if first is not None and first.fault:
+        findings.append(_of_fault(first, share, span_ns))
+    elif not findings and (first is None or first.change == TWICE):
+        least = Quantity("least", WORTH_A_MEND, "%")
+        findings.append(Finding("program.limit", "note", {}, (least,)))
+    is_said = any(finding.severity == "warning" for finding in findings)
+    yield from findings
     if share >= IDLE:
-        yield _of_idle(idle, share, span_ns, label)
+        label = trace.metadata.setting or ""
+        yield _of_idle(idle, share, span_ns, label, "note" if is_said else "warning")
     else:
         begins, ends, _, _ = gaps_of_gpus(trace, begin_ns, end_ns, _COMPUTES)
         kernels = 1 - int((ends - begins).sum()) / (span_ns * idle.devices)
         yield _of_path(steady_path(trace), 1 - share, kernels)
-    for finding in _of_stragglers(trace, span_ns):
-        yield finding
-        names_the_cause = True
-    helps = help_in_steps(trace)
-    changes = helps.changes
-    if changes and changes[0].gain_ns >= WORTH * span_ns:
-        yield _of_change(changes[0], span_ns)
+    if first is not None:
+        yield _of_change(first, span_ns)
         if helps.then is not None:
             yield _of_next(helps.then, span_ns)
+    if not names_the_cause:
+        yield from _of_no_help(helps.changes, span_ns)
+
+
+def _of_compilation(trace: Trace, span_ns: int) -> Iterator[Finding]:
+    compiled_ns = compile_pauses_ns(trace)
+    if compiled_ns >= max(1, WORTH * span_ns):
+        values = Quantity("compiled", compiled_ns, "ns"), Quantity("time", span_ns, "ns")
+        severity: Severity = "warning" if compiled_ns > span_ns / 2 else "note"
+        yield Finding("program.compiles", severity, {}, values)
+
+
+def _of_no_help(changes: Sequence[Change], span_ns: int) -> Iterator[Finding]:
+    """Name some changes that gain nothing worth telling."""
     most_ns: dict[str, int] = {}
     for change in changes:
         most_ns[change.change] = max(change.gain_ns, most_ns.get(change.change, 0))
     names = [name for name, gain_ns in most_ns.items() if gain_ns < WORTH * span_ns]
-    if names and not names_the_cause:
-        names = names[:_NOT_WORTH_IT]
-        yield Finding("program.no-help", "note", {"changes": names})
+    if names:
+        yield Finding("program.no-help", "note", {"changes": names[:_NOT_WORTH_IT]})
 
 
-def _of_idle(idle: IdleResult, share: float, span_ns: int, label: str) -> Finding:
+def _of_fault(change: Change, idle: float, span_ns: int) -> Finding:
+    values: tuple[Quantity, ...] = counts(times=change.times)
+    if idle >= IDLE:
+        values += Quantity("idle", idle, "%"), Quantity("time", span_ns, "ns")
+    else:
+        values += (Quantity("whole", span_ns, "ns"),)
+    if change.took_ns:
+        values += (Quantity("each", change.took_ns / change.times, "ns"),)
+        values += (
+            Quantity("took", change.took_ns, "ns"),
+            Quantity("share", change.took_ns / span_ns, "%"),
+        )
+    if change.usual_ns:
+        values += (Quantity("usual", change.usual_ns / change.times, "ns"),)
+    return Finding("program.slow", "warning", {"fault": change.fault}, values)
+
+
+def _of_idle(
+    idle: IdleResult, share: float, span_ns: int, label: str, severity: Severity
+) -> Finding:
     most = idle.causes[0]
     subject = {"cause": most.cause, "thread": most.thread or ""}
     subject |= {"range": most.range or "", "line": most.line or ""}
@@ -101,7 +138,7 @@ def _of_idle(idle: IdleResult, share: float, span_ns: int, label: str) -> Findin
     if busiest is not None:
         values += Quantity("seen", busiest.share, "%"), *counts(samples=round(busiest.samples))
     spans = tuple(Shown(label, span) for span in most.spans[:_SPANS])
-    return Finding("program.idle", "warning", subject, values, spans)
+    return Finding("program.idle", severity, subject, values, spans)
 
 
 def _of_path(path: CriticalPathResult, busy: float, kernels: float) -> Finding:
@@ -138,13 +175,16 @@ def _of_stragglers(trace: Trace, span_ns: int) -> Iterator[Finding]:
 
 def _of_change(change: Change, span_ns: int) -> Finding:
     subject = {"change": change.change, "about": change.about, "basis": change.basis}
-    most = Quantity("most", change.most_ns, "ns")
+    subject["how"] = change.code
     if change.basis == "bound":
+        most = Quantity("most", change.most_ns, "ns")
         share = Quantity("share", change.most_ns / span_ns, "%")
         return Finding("program.may-help", "warning", subject, (most, share))
+    severity: Severity = "note" if change.change == TWICE else "warning"
+    mean, low, high = (ns / span_ns for ns in (change.gain_ns, change.low_ns, change.high_ns))
+    share = Quantity("share", mean, "%", *((low, high) if high - low >= WORTH else ()))
     gain = Quantity("gain", change.gain_ns, "ns")
-    share = Quantity("share", change.gain_ns / span_ns, "%")
-    return Finding("program.help", "warning", subject, (gain, most, share))
+    return Finding("program.help", severity, subject, (gain, share))
 
 
 def _of_next(change: Change, span_ns: int) -> Finding:

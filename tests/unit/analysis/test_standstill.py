@@ -8,9 +8,8 @@ from test_critical_path import kernel, launch, rows, wait
 
 import gpuscope as gs
 from gpuscope.analysis.causes import find_causes
-from gpuscope.analysis.help_view import HelpView
 from gpuscope.analysis.path_columns import last_node
-from gpuscope.analysis.standstill import Standstills
+from gpuscope.analysis.standstill import ProgramView
 
 SITE = '[["train.py", {}, "step"]]'
 COMPILE, PROCESS, LOCK = (
@@ -164,10 +163,9 @@ def test_a_pause_has_one_cause():
     trace = program(pauses_ns, grids, others=[begins(9001, 2)])
     causes = find_causes(trace)
     node = last_node(causes)
-    view = HelpView(trace, causes, node, int(causes.times[-1]), int(causes.times[node]))
-    found = Standstills(view)
+    found = ProgramView(trace, causes, node, int(causes.times[-1]), int(causes.times[node]))
     every = [*found.compiled, *found.blocked, *found.switched]
     count = sum(standstill.edges.astype(int) for standstill in every)
     assert count.max() == 1
     assert not (found.unexplained & (count > 0)).any()
-    assert (view.is_code == (found.unexplained | (count > 0))).all()
+    assert (found.is_code == (found.unexplained | (count > 0))).all()

@@ -12,7 +12,7 @@ import pytest
 
 import gpuscope as gs
 from gpuscope._plugins import ROOMS, Plugins
-from gpuscope.analysis.help_cases import CHANGES
+from gpuscope.analysis.mechanisms import CHANGES
 from gpuscope.device.families import FAMILIES
 from gpuscope.device.select import device_of
 from gpuscope.errors import DeviceUnavailable, MissingDependency

@@ -1,0 +1,150 @@
+"""Mechanisms that make a program slow: a closed list, to which other packages add changes.
+
+Each is one declaration: a function that yields its evidence in a recording as changed edges, with
+what is slow and how to mend it, in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, TypeVar
+
+import numpy as np
+
+from gpuscope._plugins import Plugins
+from gpuscope._text import clean
+from gpuscope._types import Bools, Floats, Ints
+from gpuscope.analysis.help_view import HelpView
+from gpuscope.analysis.standstill import ProgramView
+
+Basis: TypeAlias = Literal["bound", "recording"]
+Evidence: TypeAlias = Callable[[ProgramView], "Iterable[HelpCase]"]
+_Evidence = TypeVar("_Evidence", bound=Evidence)
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Why a program is slow, and what to change.
+
+    Attributes
+    ----------
+    change
+        What to change.
+    fault
+        What is slow: a clause, whose braces stand for what it is about; empty where what the GPU
+        waited for says it (:func:`idle_causes`).
+    how
+        How to try it; the braces stand for what code calls that.
+    cases
+        Yields the evidence for it, in its order of importance.
+    reorders
+        Whether it takes an order of work away without another in its place.
+    is_mend
+        Whether somebody can make it: no what-if.
+    """
+
+    change: str
+    fault: str
+    how: str
+    cases: Evidence
+    reorders: bool = False
+    is_mend: bool = True
+
+
+MECHANISMS: dict[str, Mechanism] = {}
+"""Change → its mechanism."""
+
+
+def mechanism(
+    change: str, fault: str, how: str, *, reorders: bool = False, is_mend: bool = True
+) -> Callable[[_Evidence], _Evidence]:
+    """Declare a mechanism, whose evidence the decorated function yields."""
+
+    def declare(cases: _Evidence) -> _Evidence:
+        MECHANISMS[change] = Mechanism(change, fault, how, cases, reorders, is_mend)
+        return cases
+
+    return declare
+
+
+@dataclass(frozen=True)
+class HelpCase:
+    """A change: edges that last no longer than ``lag``, and edges that are gone.
+
+    Attributes
+    ----------
+    is_exact
+        Whether edges last ``lag`` even where that is longer.
+    beside
+        Edges that a mend may shorten besides, which only bounds its gain.
+    name
+        What code calls that which it is about, where people call it otherwise.
+    instead
+        Edges, gone or not, and nodes that come before their targets as well.
+    how
+        How to try it, of a change that another package adds.
+    """
+
+    change: str
+    about: str
+    shorter: Bools | bool = False
+    lag: Ints | Floats | int = 0
+    gone: Bools | bool = False
+    basis: Basis = "bound"
+    beside: Bools | bool = False
+    name: str = ""
+    instead: tuple[Ints, Ints] | None = None
+    how: str = ""
+    is_exact: bool = False
+
+    @property
+    def mechanism(self) -> Mechanism | None:
+        """What it is a case of; ``None``: another package's."""
+        return MECHANISMS.get(self.change)
+
+    @property
+    def code(self) -> str:
+        """How to try it."""
+        how = self.mechanism.how if self.mechanism else ""
+        return self.how or how.format(self.name or self.about)
+
+    @property
+    def fault(self) -> str:
+        """What is slow."""
+        fault = self.mechanism.fault if self.mechanism else "{}"
+        return fault.format(self.about)
+
+
+def saved_ns(case: HelpCase, view: HelpView, edges: Ints | None = None) -> Ints:
+    """Return how much less long some edges, or all, would last; gone ones more than they did."""
+
+    def of(values: Any) -> Any:
+        is_scalar = edges is None or np.ndim(values) == 0
+        return values if is_scalar else values[edges]
+
+    left_ns = of(view.causes.lag) - of(case.lag)
+    if not case.is_exact:
+        left_ns = np.maximum(left_ns, 0)
+    shorter = np.where(of(case.shorter), left_ns, 0).astype(np.int64)
+    return np.where(of(view.kept), np.where(of(case.gone), of(view.lasts) + 1, shorter), 0)
+
+
+CHANGES: Plugins[Callable[[HelpView], Iterable[HelpCase]]] = Plugins("gpuscope.changes", "change")
+"""Functions of other packages, which return changes of a program by the edges of its causes."""
+
+
+def cases_of_others(view: HelpView) -> tuple[list[HelpCase], list[str]]:
+    """Return what other packages say might help, and what is wrong with some of these."""
+    added: list[HelpCase] = []
+    failed = []
+    for name, make in CHANGES.usable().items():
+        try:
+            added += make(view)
+        except Exception as error:  # noqa: BLE001 - it is somebody else's code
+            package = CHANGES.package(name)
+            failed.append(
+                f"the change {name!r} of the package {package!r} failed: "
+                f"{type(error).__name__}: {error}. Mend or uninstall the package"
+            )
+    return added, [*CHANGES.problems(), *map(clean, failed)]

@@ -27,6 +27,9 @@ _NODE_NS = 1_000
 of a graph costs the host."""
 _SELECTS = re.compile("(?i)DeviceSelect|DeviceCompact|nonzero")
 """Kernels that write as much as a mask selects: the host has to know how much that is before."""
+_REDUCES = re.compile("(?i)nccl.*all_?reduce")
+_OPTIMIZES = re.compile("(?i)multi_tensor|adam|sgd|lamb|adagrad|rmsprop|momentum")
+"""Kernels that reduce gradients over all ranks, and that update parameters by them."""
 _WIDE = re.compile("GEMM.* float32$")
 _NARROWER = 15
 """Matrix products in float32, and how many times as fast tensor cores make them at most: bfloat16's
@@ -397,6 +400,51 @@ def _late_rank(view: ProgramView) -> Iterator[HelpCase]:
     late = view.causes.of("collective"), view.rows.processes[view.before]
     for about, which in view.each(*late, lambda key: rank_of.get(key, f"process {key}")):
         yield HelpCase(KEEP_UP, about, gone=which)
+
+
+@mechanism(
+    "reduce gradients once a step",
+    "gradients are all-reduced more often than the optimizer uses them: {}",
+    "with model.no_sync(): all backward passes of a step but the last",
+)
+def _repeated_reductions(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield all-reduces that others follow before the optimizer runs.
+
+    Those of a backward pass have one thread, and another one launches the next forward pass.
+    """
+    rows = view.rows
+    name, names = rows.coded("name")
+    reduces, optimizes = (
+        np.array([pattern.search(str(text)) is not None for text in names])[name]
+        for pattern in (_REDUCES, _OPTIMIZES)
+    )
+    running = np.flatnonzero(view.causes.of("running") & view.kept)
+    work = view.row[running]
+    launched = (rows.calls[work] >= 0) & rows.having("kind", ("kernel",))[work]
+    running, work = running[launched], work[launched]
+    call = rows.calls[work]
+    order = np.lexsort((rows.starts[call], rows.processes[work]))
+    running, work, call = running[order], work[order], call[order]
+    again = np.zeros(len(view.kept), bool)
+    passes = []
+    for process in np.unique(rows.processes[work[reduces[work]]]).tolist():
+        here = rows.processes[work] == process
+        edges, calls = running[here], call[here]
+        is_reduce, is_update = reduces[work[here]], optimizes[work[here]]
+        by_reducer = np.isin(rows.threads[calls], rows.threads[calls[is_reduce]])
+        step = np.cumsum(np.r_[False, is_update[:-1] & ~is_update[1:]])
+        backward = np.cumsum(np.r_[False, ~by_reducer[1:] & by_reducer[:-1]])
+        last = np.zeros(step[-1] + 1, np.int64)
+        np.maximum.at(last, step[is_reduce], backward[is_reduce])
+        ends = np.unique(step[is_update])  # steps that end with an update
+        counted = is_reduce & np.isin(step, ends)
+        pairs, _ = combined(step[counted], backward[counted])
+        passes += np.bincount(step[counted][pairs], minlength=step[-1] + 1)[ends].tolist()
+        again[edges[counted & (backward < last[step])]] = True
+    times = int(np.median(passes)) if passes else 0
+    if times > 1:
+        about = f"{times} times a step"
+        yield HelpCase("reduce gradients once a step", about, again, basis="recording")
 
 
 # -- launches -------------------------------------------------------------------------------------

@@ -510,3 +510,34 @@ def test_products_in_float32_could_be_in_a_narrower_type():
     spans[20:] = [(*span[:2], span[2].replace("tst", "sst"), *span[3:]) for span in spans[20:]]
     narrow = gains(rows(*spans[20:], edges=edges[10:]))
     assert not any(change == "multiply in a narrower type" for change, _ in narrow)
+
+
+@pytest.mark.parametrize(("passes", "reduced"), [(4, 4), (4, 1), (1, 1)])
+def test_gradients_that_are_reduced_in_each_micro_step(passes, reduced):
+    """Of several backward passes a step, all but the last may leave them."""
+    spans, edges, at, number = [], [], 0, 1
+    device_ns = 0
+
+    def add(name, thread, lasts_ns, stream=7):
+        nonlocal at, number, device_ns
+        call = (number, "api", "cudaLaunchKernel", at, at + 1_000, {"thread": thread, "process": 1})
+        start_ns = max(at + 2_000, device_ns)
+        device_ns = start_ns + lasts_ns
+        spans.extend([call, kernel(number + 1, name, start_ns, device_ns, at + 1_000, stream)])
+        edges.append((number, number + 1, "launch"))
+        at, number = at + 2_000, number + 2
+
+    for _ in range(5):
+        for micro in range(passes):
+            add("gemm forward", 1, 100_000)
+            for _ in range(3):
+                add("gemm backward", 2, 100_000)
+                if micro >= passes - reduced:
+                    add("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 2, 400_000)
+        add("multi_tensor_apply_kernel", 1, 10_000)
+    found = gains(rows(*spans, edges=edges))
+    change = "reduce gradients once a step"
+    if reduced == 1:
+        assert not any(name == change for name, _ in found)
+    else:
+        assert found[change, "4 times a step"] == pytest.approx(5 * 3 * 3 * 400_000, rel=0.01)

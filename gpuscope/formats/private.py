@@ -85,7 +85,7 @@ def scrub(spans: pa.Table) -> pa.Table:
         column = spans.column(name)
         if pa.types.is_null(column.type) or not len(column):
             continue
-        coded = column.unify_dictionaries().combine_chunks()
+        coded = schema.one_dictionary(column).combine_chunks()
         public_texts = pa.concat_arrays([*_public(coded.dictionary)])
         if not public_texts.equals(coded.dictionary):
             fresh = pa.DictionaryArray.from_arrays(coded.indices, public_texts)

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope._types import Array, Bools, Ints
+from gpuscope.trace import schema
 from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
 
@@ -90,7 +91,7 @@ def narrow_codes(column: pa.ChunkedArray) -> tuple[Array, list[Any]]:
     is_coded = pa.types.is_dictionary(column.type)
     if not is_coded and column.null_count == len(column):
         return np.zeros(len(column), np.int32), [None]
-    whole = column.unify_dictionaries().combine_chunks()
+    whole = schema.one_dictionary(column).combine_chunks()
     coded = whole if is_coded else pc.dictionary_encode(whole)
     nullable = coded.indices.cast(pa.int32())
     indices = np.asarray(nullable.fill_null(-1) if nullable.null_count else nullable) + np.int32(1)

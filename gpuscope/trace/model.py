@@ -230,7 +230,7 @@ class Trace:
                 raise InvalidArgument(f"{name} is {given(value)}{near}; it can be {choices}")
 
     def _values(self, name: str) -> list[str | None]:
-        distinct = self.spans.column(name).unify_dictionaries().unique()  # texts stay numbers
+        distinct = schema.one_dictionary(self.spans.column(name)).unique()  # texts stay numbers
         return list(dict.fromkeys(distinct.to_pylist()))
 
     def _checked_mask(self, mask: object) -> pa.Array:

@@ -244,7 +244,7 @@ def _renumbered(column: pa.ChunkedArray, numbers: Mapping[int, int]) -> pa.Chunk
 
 
 def _renamed(column: pa.ChunkedArray, names: Mapping[str, str]) -> pa.Array:
-    whole = column.unify_dictionaries().combine_chunks()
+    whole = schema.one_dictionary(column).combine_chunks()
     texts = [names.get(text, text) for text in whole.dictionary.to_pylist()]
     return pa.DictionaryArray.from_arrays(whole.indices, pa.array(texts, pa.string()))
 

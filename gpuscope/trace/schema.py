@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -206,5 +207,29 @@ def concat(tables: list[pa.Table], types: dict[str, pa.DataType]) -> pa.Table:
             continue
         typed = [chunk.cast(kind) if pa.types.is_null(chunk.type) else chunk for chunk in chunks]
         joined = pa.chunked_array([piece for chunk in typed for piece in chunk.chunks], type=kind)
-        columns[name] = joined.unify_dictionaries().combine_chunks()
+        columns[name] = one_dictionary(joined).combine_chunks()
     return pa.table(columns)
+
+
+def one_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Give all chunks of a column of texts one dictionary; other columns stay as they are.
+
+    Arrow looks up what lies under a null as well (``TransposeInts`` in Arrow 26), wherever that
+    points, so that a −1 there can end the process: nulls become those of number 0.
+    """
+    if column.num_chunks < 2 or not pa.types.is_dictionary(column.type):
+        return column
+    chunks = [_defined(chunk) for chunk in column.chunks]
+    return pa.chunked_array(chunks, column.type).unify_dictionaries()
+
+
+def _defined(chunk: pa.DictionaryArray) -> pa.DictionaryArray:
+    """Return the same texts, whose nulls have a number of the dictionary."""
+    if not chunk.null_count:
+        return chunk
+    numbers = np.asarray(chunk.indices.fill_null(0))
+    indices = pa.array(numbers, chunk.indices.type, mask=np.asarray(chunk.indices.is_null()))
+    dictionary = chunk.dictionary
+    if not len(dictionary):
+        dictionary = pa.array([""], dictionary.type)
+    return pa.DictionaryArray.from_arrays(indices, dictionary)

@@ -87,7 +87,7 @@ def _unified(table: pa.Table, types: dict[str, pa.DataType]) -> pa.Table:
     for name, kind in types.items():
         column = table.column(name)
         null = pa.types.is_null(column.type)
-        columns[name] = column if null else column.cast(kind).unify_dictionaries()
+        columns[name] = column if null else schema.one_dictionary(column.cast(kind))
     return pa.table(columns)
 
 
@@ -289,5 +289,5 @@ def _columns(
         if column.null_count == len(column):
             columns[name] = pa.nulls(len(column))
         else:
-            columns[name] = column.unify_dictionaries().combine_chunks()
+            columns[name] = schema.one_dictionary(column).combine_chunks()
     return pa.table(columns)

@@ -29,6 +29,7 @@ from gpuscope.analysis.standstill import ProgramView
 from gpuscope.analysis.steps_analysis import steps
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import once
+from gpuscope.trace.joins import distinct
 from gpuscope.trace.model import Trace
 
 WORTH = 0.01
@@ -69,8 +70,8 @@ class Change:
     fault
         What is slow, a clause; empty where :func:`idle_causes` says it better.
     times, took_ns, usual_ns
-        How often that comes on the critical path, how long it takes there in all, and how long it
-        would take then; ``None``: nothing would be left of it.
+        How often that comes, how long it takes in all, and how long it would take then; ``None``:
+        that is not known.
     """
 
     change: Annotated[str, "change"]
@@ -99,16 +100,21 @@ class Change:
         return of is None or (of.is_mend and not of.reorders)
 
     @property
-    def is_sure(self) -> bool:
-        """Whether its gain is that of a mend, not the most that one could have."""
-        return self.basis == "recording" and self.is_mend
+    def expected_ns(self) -> float:
+        """What is to be expected of its gain: half of what it is at most, or may be besides."""
+        return (self.gain_ns + self.high_ns) / 4 if self.basis == "bound" else self.gain_ns
+
+    @property
+    def rank(self) -> float:
+        """What it is to be told before, the greatest first."""
+        return self.expected_ns * (self.mechanism.weight if self.mechanism else 1.0)
 
 
 @dataclass(frozen=True)
 class HelpResult(Result):
     """Changes; those without any gain are among them.
 
-    First the mends whose gain the recording tells, then what gains at most so much, each by gain.
+    By gain, of which bounds count less, and least what most programs would gain by.
 
     Attributes
     ----------
@@ -198,23 +204,18 @@ def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> H
     passes = _Passes(view, node)
     foreign, problems = cases_of_others(view)
     cases_of = {change: case for case, change in _changes(view, passes, foreign)}
-    changes = _in_order(cases_of, span_ns)
+    changes = _in_order(cases_of)
     then = _added(changes, cases_of, passes, span_ns)
     return HelpResult(span_ns, changes, then, tuple(problems), **about(trace))
 
 
-def _in_order(changes: Iterable[Change], span_ns: int) -> tuple[Change, ...]:
-    """Return mends whose gain is worth telling first, then what gains at most so much.
-
-    What only takes an order away counts half: work that moves to a stream beside still takes SMs.
-    """
-    least_ns = WORTH * span_ns
+def _in_order(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """Return what gains most first, that with evidence of its own and a sure gain before others."""
     return tuple(
         sorted(
             changes,
             key=lambda change: (
-                not (change.is_sure and change.low_ns >= least_ns),
-                -change.gain_ns // (1 if change.is_mend or change.basis == "recording" else 2),
+                -change.rank,
                 -change.high_ns,
             ),
         )
@@ -296,16 +297,26 @@ def _changes(
             low_ns = max(0, gain_ns - off_ns[0])
             high_ns = gain_ns + max(off_ns[1], beside_ns)
             most_ns = max(high_ns, touched_ns)
-        is_moved = not np.any(case.shorter)  # what is gone is an order, which takes no time
-        edges = path[beside if is_moved and beside.any() else touched]
-        took_ns = 0 if is_moved and not beside.any() else int(view.lasts[edges].sum())
-        which = np.where(view.is_host[edges], view.coming[edges], view.row[edges])
-        times = len(np.unique(which))
+        times, took_ns, left_ns = _seen(case, view)
         why = f"{times:,} times on the critical path, {touched_ns / 1e6:,.4g} ms of it"
         bounds = gain_ns, low_ns, high_ns, most_ns
-        left_ns = int((lasts_ns[touched] - saved[touched]).sum()) if np.ndim(case.lag) else None
         words = case.change, case.about, *bounds, case.basis, why, case.code, case.fault
         yield case, Change(*words, times, took_ns, left_ns)
+
+
+def _seen(case: HelpCase, view: ProgramView) -> tuple[int, int, int | None]:
+    """Return how often a case comes, how long that takes in all, and how long it would take."""
+    saved = saved_ns(case, view)
+    edges = np.flatnonzero(saved > 0)
+    left_ns = int((view.lasts[edges] - saved[edges]).sum()) if np.ndim(case.lag) else None
+    if case.rows is not None:
+        rows = distinct(case.rows)
+        times = view.causes.times
+        return len(rows), int((times[2 * rows + 1] - times[2 * rows]).sum()), left_ns
+    is_order = not np.any(case.shorter)  # which takes no time, but on the path
+    edges = edges[view.on_path[edges]] if is_order else edges
+    shown = np.where(view.is_host[edges], view.coming[edges], view.row[edges])
+    return len(distinct(shown)), 0 if is_order else int(view.lasts[edges].sum()), left_ns
 
 
 def _added(
@@ -343,5 +354,5 @@ def help_in_steps(trace: Trace) -> HelpResult:
     about = f"rank {late.rank}" + f", {late.line}" * bool(late.line)
     keep_up = Change(KEEP_UP, about, *bounds, "bound", why, "gs.analysis.ranks(trace)")
     changes = [keep_up, *(change for change in result.changes if change.change != KEEP_UP)]
-    ordered = _in_order(changes, result.span_ns)
+    ordered = _in_order(changes)
     return replace(result, changes=ordered, then=result.then if ordered[0] != keep_up else None)

@@ -20,6 +20,8 @@ from gpuscope.trace.sites import lines_of
 
 TWICE = "make the kernel twice as fast"
 """What nobody knows how to do, if at all."""
+_GENERAL, _WHAT_IF = 0.2, 0.1
+"""What gains count of whose causes most programs have some, and of what might not be possible."""
 KEEP_UP = "let the rank keep up"
 _CALL_NS = 10_000
 _NODE_NS = 1_000
@@ -42,6 +44,9 @@ _LONG_NS = 20_000
 """Kernels that are shorter gain less from another stream than it costs."""
 _ELSEWHERE = 0.01
 """Share of the time of kernels of partitions that others take at most, which have all SMs."""
+_STAGED_BYTES = 64 << 10
+"""So many bytes of pageable memory are copied to the GPU without waiting (CUDA Runtime API, "API
+synchronization behavior")."""
 _PINNED_BYTES_PER_US = 50_000
 """About what copies of pinned memory reach over PCIe 5."""
 
@@ -98,10 +103,13 @@ def _input_late(view: ProgramView) -> Iterator[HelpCase]:
         yield _no_wait("have input ready", about, which, view)
 
 
-def _no_wait(change: str, about: str, which: Bools, view: HelpView) -> HelpCase:
-    """Return a wait that finds all done; what its line takes otherwise may go as well."""
-    beside = view.is_host & (view.line == view.line[which][0])
-    return HelpCase(change, about, view.inside(view.row[which]), _CALL_NS, which, beside=beside)
+def _no_wait(
+    change: str, about: str, which: Bools, view: HelpView, *, beside: Bools | bool = False
+) -> HelpCase:
+    """Return a wait that finds all done."""
+    calls = view.row[which]
+    words = change, about, view.inside(calls), _CALL_NS, which
+    return HelpCase(*words, beside=beside, rows=calls)
 
 
 @mechanism(
@@ -122,10 +130,14 @@ def _waits(view: ProgramView) -> Iterator[HelpCase]:
     "torch.where(mask, …), whose size does not depend on values",
 )
 def _masks(view: ProgramView) -> Iterator[HelpCase]:
-    """Yield lines at which a count is waited for, behind which a kernel selects."""
+    """Yield lines at which a count is waited for, behind which a kernel selects.
+
+    What the line takes otherwise may go as well.
+    """
     for about, which in _host_waits(view):
         if _is_of_masks(view, view.before[which]):
-            yield _no_wait("keep the mask on the GPU", about, which, view)
+            beside = view.is_host & (view.line == view.line[which][0])
+            yield _no_wait("keep the mask on the GPU", about, which, view, beside=beside)
 
 
 def _host_waits(view: HelpView) -> Iterator[tuple[str, Bools]]:
@@ -161,7 +173,7 @@ def _memory(view: ProgramView) -> Iterator[HelpCase]:
         beside = np.isin(causes.source, 2 * rows + 1) | np.isin(causes.target, 2 * rows)
         about = _mostly(view, which, f"{len(np.unique(view.call[which])):,} calls")
         words = "keep the memory", about, which
-        yield HelpCase(*words, basis="recording", beside=beside)
+        yield HelpCase(*words, basis="recording", beside=beside, rows=view.call[which])
 
 
 def _gets_memory(view: HelpView) -> Bools:
@@ -177,15 +189,23 @@ def _gets_memory(view: HelpView) -> Bools:
     "tensor.pin_memory(), then copy with non_blocking=True",
 )
 def _pageable(view: ProgramView) -> Iterator[HelpCase]:
-    """Yield copies of pageable memory, which are slower than the link and block a thread."""
+    """Yield copies of pageable memory, which are slower than the link; to the GPU, they block.
+
+    Those to the host have to be waited for in any case.
+    """
     causes = view.causes
-    is_pageable = _is_pageable(view)
+    rows = view.rows
+    nbytes = view.trace.array("nbytes", fill=0)
+    is_pageable = _is_pageable(view) & (nbytes > _STAGED_BYTES)
     if (which := _copies(view) & is_pageable[view.row]).any():
-        nbytes = view.trace.array("nbytes", fill=0)[view.row]
+        copied = view.row[which]
+        is_upload = rows.having("src_kind", ("pageable",))
+        nbytes = nbytes[view.row]
         lag = np.where(which, nbytes * 1000 // _PINNED_BYTES_PER_US, _CALL_NS)
         which = which | view.inside(causes.rows.calls[view.row[which]])
-        blocked = causes.of("host wait") & is_pageable[view.before]
-        yield HelpCase("pin the memory", "copies of pageable memory", which, lag, blocked)
+        blocked = causes.of("host wait") & (is_pageable & is_upload)[view.before]
+        words = "pin the memory", "copies of pageable memory", which, lag, blocked
+        yield HelpCase(*words, rows=copied)
 
 
 def _copies(view: HelpView) -> Bools:
@@ -222,6 +242,7 @@ def _copies_alone(view: ProgramView) -> Iterator[HelpCase]:
                 basis="recording",
                 beside=which,
                 instead=instead,
+                rows=view.row[which],
             )
     which = _copies(view) & view.rows.having("copy_kind", (None,))[view.row]
     if which.any():
@@ -338,6 +359,7 @@ def _small_partition(view: ProgramView) -> Iterator[HelpCase]:
     "work of {} waits for work before it",
     "launch what needs no data of the others on another stream",
     reorders=True,
+    weight=_WHAT_IF,
 )
 def _one_stream(view: ProgramView) -> Iterator[HelpCase]:
     """Yield work of one stream that others launch, or that leaves SMs free."""
@@ -367,6 +389,7 @@ def _named(view: HelpView) -> Callable[[int], str]:
     "kernels of {} wait for SMs that others hold",
     "gs.what_if(trace, streams={{{0!r}: {{'priority': -1}}}})",
     reorders=True,
+    weight=_WHAT_IF,
 )
 def _sms_held(view: ProgramView) -> Iterator[HelpCase]:
     """Yield streams whose kernels wait for SMs that others hold."""
@@ -382,6 +405,7 @@ def _sms_held(view: ProgramView) -> Iterator[HelpCase]:
     "one stream waits for another: {}",
     "gs.what_if(trace, drop_waits=…)",
     reorders=True,
+    weight=_WHAT_IF,
 )
 def _event_waits(view: ProgramView) -> Iterator[HelpCase]:
     """Yield pairs of streams, of which one waits for an event of the other."""
@@ -452,6 +476,7 @@ def _repeated_reductions(view: ProgramView) -> Iterator[HelpCase]:
     "record as one graph",
     "the work of {} is launched piece by piece",
     "gs.what_if(trace, graphs=[{0!r}])",
+    weight=_GENERAL,
 )
 def _ranges_of_launches(view: ProgramView) -> Iterator[HelpCase]:
     """Yield ranges that launch much, and nothing behind a wait."""
@@ -480,6 +505,7 @@ def _ranges_of_launches(view: ProgramView) -> Iterator[HelpCase]:
     "record as graphs",
     "kernels are launched one by one: {}",
     'torch.compile(mode="reduce-overhead"), or torch.cuda.graph()',
+    weight=_GENERAL,
 )
 def _runs_of_launches(view: ProgramView) -> Iterator[HelpCase]:
     """Yield launches outside ranges, close together, without a wait between them."""
@@ -546,6 +572,7 @@ def _in_runs(view: HelpView) -> Bools:
     "shorten the Python before",
     "",
     "make it in other threads or processes ahead (DataLoader(num_workers=…)), or less of it",
+    weight=_GENERAL,
 )
 def _python(view: ProgramView) -> Iterator[HelpCase]:
     """Yield time between calls that nothing else explains; no line made the call: no Python's."""
@@ -609,7 +636,7 @@ def _mostly(view: HelpView, which: Bools, words: str) -> str:
     return f"{words} mostly at {made_by[0]}" if made_by else words
 
 
-@mechanism(TWICE, "", "gs.what_if(trace, faster={{{0!r}: 2}})", is_mend=False)
+@mechanism(TWICE, "", "gs.what_if(trace, faster={{{0!r}: 2}})", is_mend=False, weight=_WHAT_IF / 2)
 def _kernels(view: ProgramView) -> Iterator[HelpCase]:
     """Yield the kernels that take most; how to make them faster, nobody knows."""
     causes = view.causes

@@ -18,7 +18,9 @@ from gpuscope.trace.sites import lines_of
 _MOST = 4
 """Groups that are looked at: those that take most of the path."""
 PAUSE_NS = 50_000
-"""Between two calls: what takes longer is the program, not the libraries that it calls."""
+_LONGER = 10
+"""Between two calls: what takes longer is the program, not the libraries that it calls; of threads
+that mostly call at once, what takes so many times as long as usual."""
 
 
 class HelpView:
@@ -101,7 +103,17 @@ class HelpView:
     @cached_property
     def pauses(self) -> Bools:
         """Edge → whether it is a thread's time between two calls that is the program's own."""
-        return self.is_code & (self.causes.lag > PAUSE_NS)
+        least_ns = np.full(int(self.causes.threads.max(initial=0)) + 1, PAUSE_NS)
+        thread = self.causes.threads[self.causes.target]
+        gaps = np.flatnonzero(self.is_code & (self.coming >= 0))
+        gaps = gaps[np.lexsort((self.causes.lag[gaps], thread[gaps]))]
+        first, code = combined(thread[gaps])
+        middle = first + (np.bincount(code) - 1) // 2
+        usual_ns = self.causes.lag[gaps[middle]]
+        in_runs = usual_ns < PAUSE_NS
+        of_thread = thread[gaps[first]][in_runs]
+        least_ns[of_thread] = np.maximum(PAUSE_NS, _LONGER * usual_ns[in_runs])
+        return self.is_code & (self.causes.lag > least_ns[thread])
 
     def each(
         self, which: Bools, keys: Ints, label: Callable[[int], str]

@@ -42,6 +42,8 @@ class Mechanism:
         Whether it takes an order of work away without another in its place.
     is_mend
         Whether somebody can make it: no what-if.
+    weight
+        What its gain counts in ranks: less where its evidence is found in most programs.
     """
 
     change: str
@@ -50,6 +52,7 @@ class Mechanism:
     cases: Evidence
     reorders: bool = False
     is_mend: bool = True
+    weight: float = 1.0
 
 
 MECHANISMS: dict[str, Mechanism] = {}
@@ -57,12 +60,18 @@ MECHANISMS: dict[str, Mechanism] = {}
 
 
 def mechanism(
-    change: str, fault: str, how: str, *, reorders: bool = False, is_mend: bool = True
+    change: str,
+    fault: str,
+    how: str,
+    *,
+    reorders: bool = False,
+    is_mend: bool = True,
+    weight: float = 1.0,
 ) -> Callable[[_Evidence], _Evidence]:
     """Declare a mechanism, whose evidence the decorated function yields."""
 
     def declare(cases: _Evidence) -> _Evidence:
-        MECHANISMS[change] = Mechanism(change, fault, how, cases, reorders, is_mend)
+        MECHANISMS[change] = Mechanism(change, fault, how, cases, reorders, is_mend, weight)
         return cases
 
     return declare
@@ -76,6 +85,8 @@ class HelpCase:
     ----------
     is_exact
         Whether edges last ``lag`` even where that is longer.
+    rows
+        Calls or work that show how often it comes and how long it takes; if not given, its edges.
     beside
         Edges that a mend may shorten besides, which only bounds its gain.
     name
@@ -97,6 +108,7 @@ class HelpCase:
     instead: tuple[Ints, Ints] | None = None
     how: str = ""
     is_exact: bool = False
+    rows: Ints | None = None
 
     @property
     def mechanism(self) -> Mechanism | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
 
@@ -40,6 +41,8 @@ class SeenFunction:
         Functions of the program's own that called it, the innermost first.
     samples
         How many samples saw that; one that lies half in the time counts half.
+    inner
+        The function of a package that it was in most of that time, if it was in one.
     """
 
     share: Annotated[float, "share"]
@@ -48,9 +51,11 @@ class SeenFunction:
     function: Annotated[str, "function"]
     samples: Annotated[float, "samples"]
     callers: tuple[str, ...] = field(default=())
+    inner: Annotated[str | None, "inner"] = None
 
     def __str__(self) -> str:
-        return " ← ".join((self.function, *self.callers))
+        within = f" ({self.inner})" if self.inner else ""
+        return " ← ".join((f"{self.function}{within}", *self.callers))
 
 
 class Stretches(NamedTuple):
@@ -76,23 +81,27 @@ def functions_in(trace: Trace, stretches: Stretches, groups: int) -> list[tuple[
     samples = _Samples(trace)
     if not len(samples.rows):
         return [()] * groups
-    seen = samples.within(stretches)
-    waiting = samples.is_in(WAITS_FOR_LOCK)[seen.at]
-    holding = samples.is_in(HOLDS_LOCK)
-    parts = [seen]
-    for thread in distinct(samples.owner[holding]).tolist():
-        held_up = waiting & (samples.owner[seen.at] != thread)
-        count = int(held_up.sum())
-        by_others = Stretches(
-            np.full(count, thread), seen.begin[held_up], seen.end[held_up], seen.group[held_up]
-        )
-        holders = samples.within(by_others)
-        parts.append(_Seen(*(values[holding[holders.at]] for values in holders)))
+    parts = [samples.within(stretches), *samples.holders(stretches).values()]
     every = _Seen(*map(np.concatenate, zip(*parts, strict=True)))
     whole_ns = np.bincount(
         stretches.group, weights=stretches.end - stretches.begin, minlength=groups
     )
     return samples.told(every, whole_ns)
+
+
+def lock_holders(trace: Trace, stretches: Stretches) -> dict[int, float] | None:
+    """Return thread → share of some time in which it held Python's lock and theirs waited for it.
+
+    ``None`` where no stacks of their threads were sampled.
+    """
+    samples = _Samples(trace)
+    if not np.isin(stretches.thread, samples.owner).any():
+        return None
+    whole_ns = max(int((stretches.end - stretches.begin).sum()), 1)
+    holders = samples.holders(stretches)
+    return {
+        thread: int((seen.end - seen.begin).sum()) / whole_ns for thread, seen in holders.items()
+    }
 
 
 def samples_in(trace: Trace, rows: Ints, lasted_ns: Ints) -> Floats:
@@ -147,6 +156,22 @@ class _Samples:
             pieces.append(_Seen(*(values[until > since] for values in piece)))
         return _Seen(*map(np.concatenate, zip(*pieces, strict=True)))
 
+    def holders(self, stretches: Stretches) -> dict[int, _Seen]:
+        """Return thread → its samples in which it held the lock that the stretches' waited for."""
+        seen = self.within(stretches)
+        waiting = self.is_in(WAITS_FOR_LOCK)[seen.at]
+        holding = self.is_in(HOLDS_LOCK)
+        held = {}
+        for thread in distinct(self.owner[holding]).tolist():
+            held_up = waiting & (self.owner[seen.at] != thread)
+            owner = np.full(int(held_up.sum()), thread)
+            by_others = Stretches(
+                owner, *(values[held_up] for values in (seen.begin, seen.end, seen.group))
+            )
+            pieces = self.within(by_others)
+            held[thread] = _Seen(*(values[holding[pieces.at]] for values in pieces))
+        return held
+
     def told(self, seen: _Seen, whole_ns: Ints) -> list[tuple[SeenFunction, ...]]:
         """Return the functions of each group, whose stretches last ``whole_ns`` in all."""
         trace, row = self._trace, self.rows[seen.at]
@@ -172,6 +197,7 @@ class _Samples:
             total = totals[group].setdefault(key, _Total(text))
             total.ns += took_ns[number]
             total.samples += samples[number]
+            total.inner[str(names[of_name])] += took_ns[number]
         called = thread_names(trace)
         return [
             tuple(
@@ -182,6 +208,7 @@ class _Samples:
                     function=total.text,
                     samples=total.samples,
                     callers=key.callers,
+                    inner=total.innermost(key.function[-1]),
                 )
                 for key, total in sorted(of.items(), key=lambda item: -item[1].ns)[:_SHOWN]
             )
@@ -205,3 +232,9 @@ class _Total:
     text: str
     ns: float = 0.0
     samples: float = 0.0
+    inner: Counter[str] = field(default_factory=Counter)
+
+    def innermost(self, function: str) -> str | None:
+        """Return where it was most of the time, if that is another function."""
+        ((name, _),) = self.inner.most_common(1)
+        return None if name == function else name

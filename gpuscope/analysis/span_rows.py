@@ -66,6 +66,8 @@ class SpanRows:
         self._linked: dict[str, tuple[_Sorted, Ints, _Sorted, Ints]] = {}
         self.is_work = self.having("kind", WORK)
         self.calls = launch_calls(trace)
+        if not self.is_simulated:
+            self._queue_blocking_copies()
         facts = self.metadata.streams
         self.legacy_streams = [int(key) for key, stream in facts.items() if stream.legacy_default]
         self.blocking_streams = [int(key) for key, stream in facts.items() if stream.blocking]
@@ -76,6 +78,13 @@ class SpanRows:
             self.streams = np.where(several, self.legacy_streams[0], self.streams)
         windows = self.metadata.windows_ns
         self.zero_ns = int(windows[0][0] if windows else self.starts.min(initial=OPEN))
+
+    def _queue_blocking_copies(self) -> None:
+        """Let copies be queued as their call began, if that returned when they had ended."""
+        copies = np.flatnonzero(self.having("kind", ("memcpy",)) & (self.calls >= 0))
+        copies = copies[(self.ends[copies] <= self.queued[copies])]
+        self.queued = self.queued.copy()
+        self.queued[copies] = self.starts[self.calls[copies]]
 
     # -- values -------------------------------------------------------------------------------
     def position(self, span: int) -> int:

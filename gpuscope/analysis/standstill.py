@@ -16,11 +16,13 @@ import numpy as np
 from gpuscope._types import Bools, Ints
 from gpuscope.analysis.causes import Causes
 from gpuscope.analysis.help_view import HelpView
+from gpuscope.analysis.samples_analysis import Stretches, lock_holders
 from gpuscope.analysis.steps_analysis import COMPILES_NS
 from gpuscope.trace.columns import combined
 from gpuscope.trace.joins import union
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, thread_names
+from gpuscope.trace.schema import NO_PYTHON
 from gpuscope.trace.sites import lines_of
 
 _STILL_NS = 1_000_000
@@ -44,6 +46,8 @@ _WAKES_NS = 1_000_000
 _COVERED = 0.7
 """How long a call takes that holds others up, within what time after it they go on, and which share
 of their pause it covers, at least."""
+_HOLDS = 0.1
+"""Share of pauses in which a thread holds the lock, by samples where there are any, at least."""
 _ASLEEP = 0.5
 """Share of its life in calls from which on a thread does not compute."""
 
@@ -221,8 +225,9 @@ class ProgramView(HelpView):
     def _switched(self) -> Iterator[Standstill]:
         """Yield threads that compute in Python while others wait for the interpreter.
 
-        Of pauses that last up to a few switch intervals, many more end right after a whole number
-        of them than by chance; then those are meant that last longer, too.
+        Where stacks were sampled, those held the lock meanwhile. Of pauses that last up to a few
+        switch intervals, many more end right after a whole number of them than by chance; then
+        those are meant that last longer, too.
         """
         usual_ns, count = self._usual
         lag = self.causes.lag
@@ -237,9 +242,12 @@ class ProgramView(HelpView):
             pauses = np.flatnonzero(self._free & is_still & is_here)
             if len(pauses) < _FEWEST:
                 continue
+            whose = np.full(len(pauses), thread)
+            time = Stretches(whose, begin[pauses], begin[pauses] + lag[pauses], whose * 0)
+            holders = lock_holders(self.trace, time)
             for other in self._beside(thread):
                 begun_ns = self._begun_ns(other)
-                if begun_ns is None:
+                if begun_ns is None or (holders is not None and holders.get(other, 0) < _HOLDS):
                     continue
                 edges = pauses[begin[pauses] >= begun_ns]
                 intervals = lag[edges] / _SWITCH_NS
@@ -259,7 +267,8 @@ class ProgramView(HelpView):
     def _python_threads(self) -> list[int]:
         """Threads that run Python, as their lines, their begin or their stacks tell; not ours."""
         rows = self.rows
-        is_python = (rows.coded("site")[0] > 0) | rows.having("kind", ("stack",))
+        is_python = rows.coded("site")[0] > 0
+        is_python |= rows.having("kind", ("stack",)) & ~rows.having("name", (NO_PYTHON,))
         is_python |= rows.having("kind", ("mark",)) & rows.having("name", ("thread begins",))
         numbers = {*np.unique(rows.threads[is_python & ~rows.is_work]).tolist()} - {-1}
         ours = {number for number, name in self._names.items() if name.startswith("gpuscope")}

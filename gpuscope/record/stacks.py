@@ -43,7 +43,7 @@ def texts_of(stack: int) -> StackTexts:
     """Return the texts of a stack of this process."""
     lines, _ = _stacks.lines(stack)
     of_program = [line for line in lines if _sites.is_of_program(line.file)]
-    function = lines[0].function if lines else "no Python"
+    function = lines[0].function if lines else schema.NO_PYTHON
     return StackTexts(function, _sites.text_of(of_program), _sites.text_of(lines))
 
 

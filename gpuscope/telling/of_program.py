@@ -21,7 +21,7 @@ from gpuscope.trace.schema import GPU_WORK
 HELD_UP = 0.05
 """Share of the time that ranks wait for one from which on that is told before all else."""
 WORTH_A_MEND = 0.03
-"""Share of the time from which on a gain is worth a mend; with less, that is told instead."""
+"""Share of the time from which on an expected gain is worth a mend; else that is told instead."""
 IDLE = 0.1
 """Share of the time in which nothing ran from which on it is told first."""
 _SPANS, _NOT_WORTH_IT = 8, 3
@@ -59,7 +59,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     share = idle.idle_ns / (span_ns * idle.devices)
     helps = help_in_steps(trace)
     first = next(iter(helps.changes), None)
-    if first is not None and first.gain_ns < WORTH_A_MEND * span_ns:
+    if first is not None and first.expected_ns < WORTH_A_MEND * span_ns:
         first = None
     if first is not None and first.fault:
         findings.append(_of_fault(first, share, span_ns))

@@ -200,8 +200,8 @@ RULES = {
         "[: it spends more time at {line}]"
     ),
     "program.slow": Rule(
-        "[Nothing ran on the GPU for {idle} of {time}: ][In {whole}: ]{fault}, {times} times on "
-        "the critical path[, {each} each][ instead of {usual}][: {took}, {share} of the time]"
+        "[Nothing ran on the GPU for {idle} of {time}: ][In {whole}: ]{fault}, {times} times"
+        "[, {each} each][ instead of {usual}][: {took}, {share} of the time]"
     ),
     "program.limit": Rule("No change was found that would gain more than {least}"),
     "program.idle": Rule(

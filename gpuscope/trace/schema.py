@@ -93,6 +93,8 @@ devices tell. ``scope``: a part of a thread block, as one of its warps went thro
 a graph's launch that a foreign recorder took as a whole, from the start of its first work to the
 end of its last. ``stack``: that of a thread of Python's, for as long as samples told the same."""
 HOLDS_LOCK, WAITS_FOR_LOCK = "holds Python's lock", "waits for Python's lock"
+NO_PYTHON = "no Python"
+"""The name of a stack of a thread that runs none."""
 RUNS, WITHOUT_LOCK = "runs without Python's lock", "is without Python's lock"
 IN_CALL = "in system call "
 """What a thread did whose stack was sampled, in the column ``status``: behind the last the name or

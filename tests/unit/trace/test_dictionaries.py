@@ -38,7 +38,9 @@ def test_other_columns_stay_as_they_are(kind):
 
 
 def test_pieces_get_one_dictionary():
-    pieces = [pa.array(texts).dictionary_encode() for texts in (["a", None], ["b", "a"], ["c", None])]
+    pieces = [
+        pa.array(texts).dictionary_encode() for texts in (["a", None], ["b", "a"], ["c", None])
+    ]
     joined = schema.one_dictionary(pa.chunked_array(pieces, pieces[0].type))
     assert joined.to_pylist() == ["a", None, "b", "a", "c", None]
     assert len({tuple(piece.dictionary.to_pylist()) for piece in joined.chunks}) == 1

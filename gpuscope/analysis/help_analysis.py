@@ -206,6 +206,10 @@ def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> H
     cases_of = {change: case for case, change in _changes(view, passes, foreign)}
     changes = _in_order(cases_of)
     then = _added(changes, cases_of, passes, span_ns)
+    changes = tuple(
+        _seen(change, cases_of[change], view) if change.gain_ns >= WORTH * span_ns else change
+        for change in changes
+    )
     return HelpResult(span_ns, changes, then, tuple(problems), **about(trace))
 
 
@@ -297,26 +301,27 @@ def _changes(
             low_ns = max(0, gain_ns - off_ns[0])
             high_ns = gain_ns + max(off_ns[1], beside_ns)
             most_ns = max(high_ns, touched_ns)
-        times, took_ns, left_ns = _seen(case, view)
-        why = f"{times:,} times on the critical path, {touched_ns / 1e6:,.4g} ms of it"
+        why = f"{touched.sum():,} times on the critical path, {touched_ns / 1e6:,.4g} ms of it"
         bounds = gain_ns, low_ns, high_ns, most_ns
         words = case.change, case.about, *bounds, case.basis, why, case.code, case.fault
-        yield case, Change(*words, times, took_ns, left_ns)
+        yield case, Change(*words)
 
 
-def _seen(case: HelpCase, view: ProgramView) -> tuple[int, int, int | None]:
-    """Return how often a case comes, how long that takes in all, and how long it would take."""
+def _seen(change: Change, case: HelpCase, view: ProgramView) -> Change:
+    """Say how often what a change mends comes, how long that takes in all, and would take then."""
     saved = saved_ns(case, view)
     edges = np.flatnonzero(saved > 0)
     left_ns = int((view.lasts[edges] - saved[edges]).sum()) if np.ndim(case.lag) else None
     if case.rows is not None:
         rows = distinct(case.rows)
         times = view.causes.times
-        return len(rows), int((times[2 * rows + 1] - times[2 * rows]).sum()), left_ns
+        took_ns = int((times[2 * rows + 1] - times[2 * rows]).sum())
+        return replace(change, times=len(rows), took_ns=took_ns, usual_ns=left_ns)
     is_order = not np.any(case.shorter)  # which takes no time, but on the path
     edges = edges[view.on_path[edges]] if is_order else edges
-    shown = np.where(view.is_host[edges], view.coming[edges], view.row[edges])
-    return len(distinct(shown)), 0 if is_order else int(view.lasts[edges].sum()), left_ns
+    shown = distinct(np.where(view.is_host[edges], view.coming[edges], view.row[edges]))
+    took_ns = 0 if is_order else int(view.lasts[edges].sum())
+    return replace(change, times=len(shown), took_ns=took_ns, usual_ns=left_ns)
 
 
 def _added(

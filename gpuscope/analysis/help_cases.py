@@ -30,7 +30,7 @@ of a graph costs the host."""
 _SELECTS = re.compile("(?i)DeviceSelect|DeviceCompact|nonzero")
 """Kernels that write as much as a mask selects: the host has to know how much that is before."""
 _REDUCES = re.compile("(?i)nccl.*all_?reduce")
-_OPTIMIZES = re.compile("(?i)multi_tensor|adam|sgd|lamb|adagrad|rmsprop|momentum")
+_OPTIMIZES = re.compile("(?i)multi_tensor|adam|sgd|lamb(?!da)|adagrad|rmsprop|momentum")
 """Kernels that reduce gradients over all ranks, and that update parameters by them."""
 _WIDE = re.compile("GEMM.* float32$")
 _NARROWER = 15
@@ -455,7 +455,8 @@ def _repeated_reductions(view: ProgramView) -> Iterator[HelpCase]:
         here = rows.processes[work] == process
         edges, calls = running[here], call[here]
         is_reduce, is_update = reduces[work[here]], optimizes[work[here]]
-        by_reducer = np.isin(rows.threads[calls], rows.threads[calls[is_reduce]])
+        reducers, count = np.unique(rows.threads[calls[is_reduce]], return_counts=True)
+        by_reducer = rows.threads[calls] == reducers[count.argmax()]
         step = np.cumsum(np.r_[False, is_update[:-1] & ~is_update[1:]])
         backward = np.cumsum(np.r_[False, ~by_reducer[1:] & by_reducer[:-1]])
         last = np.zeros(step[-1] + 1, np.int64)
@@ -467,8 +468,11 @@ def _repeated_reductions(view: ProgramView) -> Iterator[HelpCase]:
         again[edges[counted & (backward < last[step])]] = True
     times = int(np.median(passes)) if passes else 0
     if times > 1:
-        about = f"{times} times a step"
-        yield HelpCase("reduce gradients once a step", about, again, basis="recording")
+        reduced = view.row[again]
+        again |= view.causes.of("collective") & np.isin(view.row, reduced)
+        held = view.causes.of("SMs held", "priority") & np.isin(view.before, reduced)
+        words = "reduce gradients once a step", f"{times} times a step", again
+        yield HelpCase(*words, gone=held, rows=reduced)
 
 
 # -- launches -------------------------------------------------------------------------------------

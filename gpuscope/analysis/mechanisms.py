@@ -135,11 +135,19 @@ def saved_ns(case: HelpCase, view: HelpView, edges: Ints | None = None) -> Ints:
         is_scalar = edges is None or np.ndim(values) == 0
         return values if is_scalar else values[edges]
 
-    left_ns = of(view.causes.lag) - of(case.lag)
+    gone = of(case.gone)
+    changed = np.flatnonzero(np.logical_or(of(case.shorter), gone) & of(view.kept))
+    every = changed if edges is None else edges[changed]
+    lag = case.lag if np.ndim(case.lag) == 0 else np.asarray(case.lag)[every]
+    left_ns = view.causes.lag[every] - lag
     if not case.is_exact:
         left_ns = np.maximum(left_ns, 0)
-    shorter = np.where(of(case.shorter), left_ns, 0).astype(np.int64)
-    return np.where(of(view.kept), np.where(of(case.gone), of(view.lasts) + 1, shorter), 0)
+    if np.any(gone):
+        is_gone = np.broadcast_to(gone, of(view.kept).shape)[changed]
+        left_ns = np.where(is_gone, view.lasts[every] + 1, left_ns)
+    saved = np.zeros(len(of(view.kept)), np.int64)
+    saved[changed] = left_ns
+    return saved
 
 
 CHANGES: Plugins[Callable[[HelpView], Iterable[HelpCase]]] = Plugins("gpuscope.changes", "change")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from gpuscope._checks import door
 from gpuscope.analysis.critical_path_analysis import CriticalPathResult, greatest, steady_path
 from gpuscope.analysis.help_analysis import WORTH, Change, help_in_steps
-from gpuscope.analysis.help_cases import TWICE
+from gpuscope.analysis.help_cases import KEEP_UP, TWICE
 from gpuscope.analysis.idle_analysis import IdleResult, gaps_of_gpus, idle_causes
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.ranks_analysis import ranks
@@ -54,14 +54,16 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         return
     begin_ns, end_ns = steps(trace).steady_ns
     span_ns = max(end_ns - begin_ns, 1)
-    findings = [*_of_compilation(trace, span_ns), *_of_stragglers(trace, span_ns)]
-    names_the_cause = bool(findings)
+    findings = [*_of_compilation(trace, span_ns)]
     share = idle.idle_ns / (span_ns * idle.devices)
     helps = help_in_steps(trace)
     first = next(iter(helps.changes), None)
     if first is not None and first.expected_ns < WORTH_A_MEND * span_ns:
         first = None
-    if first is not None and first.fault:
+    if first is not None and first.change == KEEP_UP:
+        findings += _of_stragglers(trace, span_ns)
+    names_the_cause = bool(findings)
+    if first is not None and first.fault and not names_the_cause:
         findings.append(_of_fault(first, share, span_ns))
     elif not findings and (first is None or first.change == TWICE):
         least = Quantity("least", WORTH_A_MEND, "%")
@@ -86,7 +88,8 @@ def of_program(trace: Trace) -> Iterator[Finding]:
 def _of_compilation(trace: Trace, span_ns: int) -> Iterator[Finding]:
     compiled_ns = compile_pauses_ns(trace)
     if compiled_ns >= max(1, WORTH * span_ns):
-        values = Quantity("compiled", compiled_ns, "ns"), Quantity("time", span_ns, "ns")
+        name = "whole" if compiled_ns < span_ns else "time"
+        values = Quantity("compiled", compiled_ns, "ns"), Quantity(name, span_ns, "ns")
         severity: Severity = "warning" if compiled_ns > span_ns / 2 else "note"
         yield Finding("program.compiles", severity, {}, values)
 
@@ -109,10 +112,9 @@ def _of_fault(change: Change, idle: float, span_ns: int) -> Finding:
         values += (Quantity("whole", span_ns, "ns"),)
     if change.took_ns:
         values += (Quantity("each", change.took_ns / change.times, "ns"),)
-        values += (
-            Quantity("took", change.took_ns, "ns"),
-            Quantity("share", change.took_ns / span_ns, "%"),
-        )
+        values += (Quantity("took", change.took_ns, "ns"),)
+        if change.took_ns <= span_ns:  # of several threads or ranks
+            values += (Quantity("share", change.took_ns / span_ns, "%"),)
     if change.usual_ns:
         values += (Quantity("usual", change.usual_ns / change.times, "ns"),)
     return Finding("program.slow", "warning", {"fault": change.fault}, values)

@@ -191,7 +191,8 @@ RULES = {
         "how many.",
     ),
     "program.compiles": Rule(
-        "torch.compile takes {compiled} before its kernels run, all that is repeated {time}",
+        "torch.compile takes {compiled}[ of {whole}] before its kernels run[, all that is repeated "
+        "{time}]",
         "Compile what runs long enough to pay for it, for few shapes, or ahead of time "
         "(torch.export, a cache of inductor's).",
     ),
@@ -201,7 +202,7 @@ RULES = {
     ),
     "program.slow": Rule(
         "[Nothing ran on the GPU for {idle} of {time}: ][In {whole}: ]{fault}, {times} times"
-        "[, {each} each][ instead of {usual}][: {took}, {share} of the time]"
+        "[, {each} each][ instead of {usual}][: {took}][, {share} of the time]"
     ),
     "program.limit": Rule("No change was found that would gain more than {least}"),
     "program.idle": Rule(

@@ -32,6 +32,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "recorders": ("recorders.py",),
     "recording_programs": ("recording_programs.py",),
     "record_end": ("record_end.py",),
+    "programs_of_others": ("programs_of_others.py",),
     "graph_records": ("graph_records.py",),
     "waits": ("waits.py",),
     "softmax": ("softmax.py",),

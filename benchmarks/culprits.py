@@ -32,7 +32,7 @@ CULPRITS = {
     "copies_not_overlapped": "copy beside kernels",
     "first_step_compiles": "program.compiles",
     "gil": "give it a process of its own",
-    "hidden_sync": "do not wait for the GPU",
+    "hidden_sync": "keep the mask on the GPU",
     "input_pipeline": "have input ready",
     "item_sync": "do not wait for the GPU",
     "oversubscribed_partition": "give it a larger partition",

@@ -44,8 +44,8 @@ def run(name: str, *before: str, mended: bool = False) -> dict:
             env={**os.environ, "HF_HUB_OFFLINE": "1"},
         )  # fmt: skip
         rc, output, errors = done.returncode, done.stdout, done.stderr
-    except subprocess.TimeoutExpired as error:
-        rc, output, errors = 124, "", str(error)
+    except subprocess.TimeoutExpired as late:
+        rc, output, errors = 124, "", str(late)
     seconds = round(time.perf_counter() - began_s, 2)
     loops_s = [float(loop) for loop in re.findall(r"loop_s (\d+\.\d{6})", output)]
     lines = [line for line in (errors or output).splitlines() if line.strip()]

@@ -78,7 +78,7 @@ def _compiled_anew(view: ProgramView) -> Iterator[HelpCase]:
     "wait for an event of one stream, outside the lock",
 )
 def _lock_held(view: ProgramView) -> Iterator[HelpCase]:
-    """Pauses end as a call of another thread does, far more often than by chance."""
+    """Yield pauses that end as a call of another thread does, far more often than by chance."""
     return _standstills("do not block with a lock held", view.blocked, view)
 
 
@@ -88,7 +88,7 @@ def _lock_held(view: ProgramView) -> Iterator[HelpCase]:
     "multiprocessing, or a queue between two programs",
 )
 def _interpreter_held(view: ProgramView) -> Iterator[HelpCase]:
-    """Pauses last whole switch intervals of the interpreter beside another thread's Python."""
+    """Yield pauses of whole switch intervals of the interpreter beside another's Python."""
     return _standstills("give it a process of its own", view.switched, view)
 
 
@@ -394,9 +394,9 @@ def _named(view: HelpView) -> Callable[[int], str]:
 def _sms_held(view: ProgramView) -> Iterator[HelpCase]:
     """Yield streams whose kernels wait for SMs that others hold."""
     rows = view.rows
-    held = view.causes.of("SMs held", "priority")
-    held &= rows.streams[view.row] != rows.streams[view.before]
-    for about, which in view.each(held, rows.streams[view.row], _named(view)):
+    waiting = view.causes.of("SMs held", "priority")
+    waiting &= rows.streams[view.row] != rows.streams[view.before]
+    for about, which in view.each(waiting, rows.streams[view.row], _named(view)):
         yield HelpCase("give it priority or a partition", about, gone=which)
 
 
@@ -470,9 +470,9 @@ def _repeated_reductions(view: ProgramView) -> Iterator[HelpCase]:
     if times > 1:
         reduced = view.row[again]
         again |= view.causes.of("collective") & np.isin(view.row, reduced)
-        held = view.causes.of("SMs held", "priority") & np.isin(view.before, reduced)
+        waiting = view.causes.of("SMs held", "priority") & np.isin(view.before, reduced)
         words = "reduce gradients once a step", f"{times} times a step", again
-        yield HelpCase(*words, gone=held, rows=reduced)
+        yield HelpCase(*words, gone=waiting, rows=reduced)
 
 
 # -- launches -------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ class _Samples:
         seen = self.within(stretches)
         waiting = self.is_in(WAITS_FOR_LOCK)[seen.at]
         holding = self.is_in(HOLDS_LOCK)
-        held = {}
+        holders = {}
         for thread in distinct(self.owner[holding]).tolist():
             held_up = waiting & (self.owner[seen.at] != thread)
             owner = np.full(int(held_up.sum()), thread)
@@ -169,8 +169,8 @@ class _Samples:
                 owner, *(values[held_up] for values in (seen.begin, seen.end, seen.group))
             )
             pieces = self.within(by_others)
-            held[thread] = _Seen(*(values[holding[pieces.at]] for values in pieces))
-        return held
+            holders[thread] = _Seen(*(values[holding[pieces.at]] for values in pieces))
+        return holders
 
     def told(self, seen: _Seen, whole_ns: Ints) -> list[tuple[SeenFunction, ...]]:
         """Return the functions of each group, whose stretches last ``whole_ns`` in all."""

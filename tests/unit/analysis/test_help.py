@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from test_critical_path import kernel, launch, rows, wait
 
 import gpuscope as gs
+from gpuscope.analysis.mechanisms import MECHANISMS
 from gpuscope.errors import MissingEvidence
 
 SITE = '[["train.py", {}, "step"]]'
@@ -173,6 +175,46 @@ def test_pageable_copies_block_and_other_copies_could_be_beside_kernels():
     found = gains(rows(*spans, edges=edges))
     gain_ns = found["pin the memory", "copies of pageable memory"]
     assert 9 * 4_900_000 < gain_ns < 10 * 5_000_000
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "kinds", "has_gain"),
+    [(50_000_000, ("pageable", "device"), True), (64 << 10, ("pageable", "device"), False)],
+)
+def test_small_pageable_copies_do_not_block(nbytes, kinds, has_gain):
+    spans, edges, at = [], [], 0
+    for number in range(1, 31, 3):
+        copy = {"stream": 7, "queued_ns": at + 1_000, "process": 1, "nbytes": nbytes,
+                "src_kind": kinds[0], "dst_kind": kinds[1]}  # fmt: skip
+        spans += [
+            wait(number, "cudaMemcpyAsync", at, at + 5_000_000),
+            (number + 1, "memcpy", "HtoD copy", at + 1_000, at + 4_900_000, copy),
+        ]
+        edges.append((number, number + 1, "launch"))
+        at += 6_000_000
+    found = gains(rows(*spans, edges=edges))
+    assert any(change == "pin the memory" for change, _ in found) == has_gain
+
+
+def test_a_call_that_copies_waits_for_the_kernels_before():
+    """The copy begins late since a kernel runs, not since its launch takes so long."""
+    spans, edges, at = [], [], 0
+    for number in range(1, 41, 4):
+        copy = {"stream": 7, "queued_ns": at + 1_020_000, "process": 1, "nbytes": 1,
+                "src_kind": "device", "dst_kind": "pageable"}  # fmt: skip
+        spans += [
+            launch(number, 1, at, at + 5_000, SITE.format(3)),
+            kernel(number + 1, "k", at + 6_000, at + 1_000_000, at + 5_000),
+            wait(number + 2, "cudaMemcpyAsync", at + 6_000, at + 1_020_000),
+            (number + 3, "memcpy", "DtoH copy", at + 1_006_000, at + 1_008_000, copy),
+        ]
+        edges += [(number, number + 1, "launch"), (number + 2, number + 3, "launch"),
+                  (number + 3, number + 2, "host wait")]  # fmt: skip
+        at += 1_030_000
+    path = gs.analysis.critical_path(rows(*spans, edges=edges)).by("kernel")
+    assert path["k"] == 10 * 994_000
+    found = gains(rows(*spans, edges=edges))
+    assert found["make the kernel twice as fast", "k"] == 10 * 497_000
 
 
 def test_who_shares_a_stream_waits_for_events_or_for_sms_is_told():
@@ -533,3 +575,73 @@ def test_gradients_that_are_reduced_in_each_micro_step(passes, reduced):
         assert not any(name == change for name, _ in found)
     else:
         assert found[change, "4 times a step"] == pytest.approx(5 * 3 * 3 * 400_000, rel=0.01)
+
+
+def test_python_between_launches_in_runs_is_no_pause():
+    """Where half of a thread's gaps are short, ten times as long ones are the program's own."""
+    found = {}
+    for usual_ns in (20_000, 80_000):
+        spans, edges = launches(400, usual_ns)
+        shifts = 100_000 * (np.arange(400) // 5)  # each fifth gap is longer
+        for at, (span, shift) in enumerate(zip(spans, np.repeat(shifts, 2), strict=True)):
+            begin, end, more = span[3] + shift, span[4] + shift, dict(span[5])
+            if "queued_ns" in more:
+                more["queued_ns"] += shift
+            spans[at] = (*span[:3], begin, end, more)
+        found[usual_ns] = {change for change, _ in gains(rows(*spans, edges=edges))}
+    assert "shorten the Python before" not in found[20_000]
+    assert "record as graphs" in found[20_000]
+    assert "shorten the Python before" in found[80_000]
+
+
+def test_a_graph_has_no_calls_for_memory():
+    spans, edges = launches(64, 10_000)
+    frees = [
+        (500 + at, "api", "cudaFree_v3020", span[4] + 2_000, span[4] + 4_000,
+         {"thread": 1, "process": 1})
+        for at, span in enumerate(spans[::8])
+    ]  # fmt: skip
+    assert any(change == "record as graphs" for change, _ in gains(rows(*spans, edges=edges)))
+    found = gains(rows(*spans, *frees, edges=edges))
+    assert not any(change == "record as graphs" for change, _ in found)
+
+
+def test_what_is_slow_is_said_first_with_how_often_and_how_long():
+    spans, edges, at = [], [], 0
+    for number in range(1, 121, 3):
+        spans += [
+            launch(number, 1, at, at + 5_000, SITE.format(7)),
+            kernel(number + 1, "k", at + 6_000, at + 206_000, at + 5_000),
+            wait(number + 2, "cudaStreamSynchronize", at + 6_000, at + 210_000, stream=7),
+        ]
+        spans[-1][-1]["site"] = SITE.format(9)
+        edges += [(number, number + 1, "launch"), (number + 1, number + 2, "host wait")]
+        at += 700_000
+    first, second, *_ = gs.findings(rows(*spans, edges=edges)).findings
+    assert (first.rule, second.rule) == ("program.slow", "program.may-help")
+    values = {each.name: each.value for each in first.values}
+    assert values["times"] == 39, "the first step is warm-up"
+    assert values["took"] == 39 * 204_000
+    assert values["each"] == 204_000
+    assert second.subject["change"] == "do not wait for the GPU"
+
+
+def test_a_program_that_nothing_would_help_says_so():
+    gpu = gs.open_device("sim:h200", quiet=True, jitter=False)
+    spin = gs.workloads.spin_kernel(gpu)
+    with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+        for _ in range(50):
+            stream.launch(spin, 1_000_000, grid=132, block=1024)
+        stream.synchronize()
+    first = gs.findings(recording.trace).findings[0]
+    assert (first.rule, first.severity) == ("program.limit", "note")
+
+
+def test_each_mechanism_is_declared_whole():
+    assert len(MECHANISMS) > 15
+    for change, declared in MECHANISMS.items():
+        assert declared.change == change
+        assert declared.fault.count("{}") <= 1
+        assert declared.how.format("x")
+        assert declared.cases.__doc__.startswith("Yield ")
+        assert 0 < declared.weight <= 1

@@ -10,6 +10,7 @@ import gpuscope as gs
 from gpuscope.analysis.causes import find_causes
 from gpuscope.analysis.path_columns import last_node
 from gpuscope.analysis.standstill import ProgramView
+from gpuscope.trace.schema import HOLDS_LOCK, IN_CALL, NO_PYTHON, RUNS, WAITS_FOR_LOCK
 
 SITE = '[["train.py", {}, "step"]]'
 COMPILE, PROCESS, LOCK = (
@@ -94,6 +95,48 @@ def test_other_pauses_are_not_the_interpreters(pauses_ns, others, request):
     names = {"2": "gpuscope record" if request.node.callspec.id == "ours" else "scorer"}
     trace = program(still_every(10, 800, pauses_ns), others=others, thread_names=names)
     assert PROCESS not in changes(trace)
+
+
+def stack(span, thread, begin_ns, end_ns, state, name="score"):
+    more = {"thread": thread, "process": 1, "status": state, "value": 1.0}
+    return (span, "stack", name, begin_ns, end_ns, more)
+
+
+def sampled(holder):
+    """Return rows of stacks: in its pauses the launching thread waits for the lock of another."""
+    pauses_ns = still_every(10, 800, SWITCHES_NS)
+    ends_ns = 10_000_000 + np.cumsum(pauses_ns + 5_000) - 5_000
+    stacks = []
+    for number, at in enumerate(np.flatnonzero(pauses_ns > USUAL_NS).tolist()):
+        begin_ns, end_ns = int(ends_ns[at] - pauses_ns[at]), int(ends_ns[at])
+        stacks += [
+            stack(10_000 + 2 * number, 1, begin_ns, end_ns, WAITS_FOR_LOCK),
+            stack(10_001 + 2 * number, holder, begin_ns, end_ns, HOLDS_LOCK),
+        ]
+    return pauses_ns, stacks
+
+
+def test_who_holds_the_lock_by_samples_has_it():
+    pauses_ns, stacks = sampled(holder=3)
+    names = {"2": "loader", "3": "scorer"}
+    others = [begins(9001, 2), begins(9002, 3), *stacks]
+    found = changes(program(pauses_ns, others=others, thread_names=names))
+    assert found[PROCESS].about.startswith("scorer ")
+
+
+@pytest.mark.parametrize("state", [RUNS, f"{IN_CALL}futex"])
+def test_nobody_who_holds_no_lock_by_samples_is_told(state):
+    pauses_ns, stacks = sampled(holder=3)
+    stacks = [(*row[:5], {**row[5], "status": state}) for row in stacks]
+    trace = program(pauses_ns, others=[begins(9001, 3), *stacks])
+    assert PROCESS not in changes(trace)
+
+
+def test_a_thread_without_python_holds_no_lock():
+    """Such as autograd's, where what the launching thread does lasts 5 ms by chance."""
+    pauses_ns, _ = sampled(holder=3)
+    stacks = [stack(10_000, 3, 1, 10**10, f"{IN_CALL}futex", NO_PYTHON)]
+    assert PROCESS not in changes(program(pauses_ns, others=stacks))
 
 
 def test_a_thread_may_wait_for_the_interpreter_each_time():

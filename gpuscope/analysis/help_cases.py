@@ -14,8 +14,16 @@ from gpuscope.analysis.mechanisms import MECHANISMS, HelpCase, mechanism
 from gpuscope.analysis.path_columns import around
 from gpuscope.analysis.span_rows import OPEN
 from gpuscope.analysis.standstill import ProgramView, Standstill
+from gpuscope.analysis.steps_analysis import COLLECTION
 from gpuscope.trace.columns import combined
-from gpuscope.trace.naming import COPIES, kernel_name, range_labels, ranges_in, stream_names
+from gpuscope.trace.naming import (
+    COPIES,
+    kernel_name,
+    range_labels,
+    ranges_in,
+    stream_names,
+    thread_names,
+)
 from gpuscope.trace.sites import lines_of
 
 TWICE = "make the kernel twice as fast"
@@ -90,6 +98,21 @@ def _lock_held(view: ProgramView) -> Iterator[HelpCase]:
 def _interpreter_held(view: ProgramView) -> Iterator[HelpCase]:
     """Yield pauses of whole switch intervals of the interpreter beside another's Python."""
     return _standstills("give it a process of its own", view.switched, view)
+
+
+@mechanism(
+    "collect garbage less often",
+    "Python's garbage collector holds a thread up, mostly in {}",
+    "gc.freeze() behind the set-up, and gc.collect() where the GPU has work",
+)
+def _collector(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield collections that threads were held up by."""
+    calls = np.flatnonzero(view.rows.having("name", (COLLECTION,)))
+    if (which := view.inside(calls)).any():
+        thread = int(view.rows.threads[view.row[which]][0])
+        about = thread_names(view.trace).get(thread, f"thread {thread}")
+        words = "collect garbage less often", about, which
+        yield HelpCase(*words, basis="recording", rows=view.call[which])
 
 
 @mechanism(
@@ -638,6 +661,27 @@ def _mostly(view: HelpView, which: Bools, words: str) -> str:
     total[0] = 0
     made_by = lines_of(sites[int(total.argmax())]) if total.any() else ()
     return f"{words} mostly at {made_by[0]}" if made_by else words
+
+
+@mechanism(
+    "use more thread blocks",
+    "a kernel leaves SMs without a block: {}",
+    "a grid of at least as many blocks as the GPU has SMs, each with less work",
+    weight=_GENERAL,
+)
+def _few_blocks(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield long kernels with blocks for half of the SMs at most, as if all SMs had one."""
+    rows = view.rows
+    blocks, sms = rows.blocks_and_sms
+    is_small = (2 * blocks <= sms) & rows.having("kind", ("kernel",))
+    is_small &= rows.ends - rows.starts > _LONG_NS
+    which = view.kept & view.causes.of("running") & is_small[view.row]
+    lag = view.causes.lag * blocks[view.row] // np.maximum(sms[view.row], 1)
+    name, names = rows.coded("name")
+    for text, kernels in view.each(which, name[view.row], lambda key: str(names[key])):
+        row = int(view.row[kernels][0])
+        about = f"{kernel_name(text)}, {blocks[row]} blocks on {sms[row]} SMs"
+        yield HelpCase("use more thread blocks", about, kernels, lag)
 
 
 @mechanism(TWICE, "", "gs.what_if(trace, faster={{{0!r}: 2}})", is_mend=False, weight=_WHAT_IF / 2)

@@ -15,7 +15,7 @@ from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups, merged
 from gpuscope.analysis.result import Result, about
 from gpuscope.analysis.samples_analysis import SeenFunction, Stretches, functions_in
-from gpuscope.analysis.steps_analysis import HAND_OVER, steps
+from gpuscope.analysis.steps_analysis import COLLECTION, HAND_OVER, steps
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import (
     codes,
@@ -47,11 +47,13 @@ HOST_WAIT = "in a host wait"
 DATA = "waiting for data"
 MEMORY = "memory allocation"
 THREAD = "waiting for another thread"
+COLLECTING = "in Python's garbage collector"
 FUNCTION = "in a host function"
 _FIXED = [BETWEEN, OUTSIDE, START, LAUNCH, COPY, ON_ITS_WAY, EVENT, NEXT, AFTER, UNKNOWN]
 MEMORY_CALL = re.compile("(?i)malloc|cudafree|cumemfree|hostalloc|memalloc|memfree|hostregister")
 """Name of a call that allocates or frees memory."""
 _CALLS = (
+    (re.compile(COLLECTION), COLLECTING),
     (re.compile("queue get"), DATA),
     (HAND_OVER, THREAD),
     (MEMORY_CALL, MEMORY),

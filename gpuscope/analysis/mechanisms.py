@@ -93,8 +93,8 @@ class HelpCase:
         What code calls that which it is about, where people call it otherwise.
     instead
         Edges, gone or not, and nodes that come before their targets as well.
-    how
-        How to try it, of a change that another package adds.
+    how, slow
+        How to try it, and what is slow, a clause: of a change that another package adds.
     """
 
     change: str
@@ -107,6 +107,7 @@ class HelpCase:
     name: str = ""
     instead: tuple[Ints, Ints] | None = None
     how: str = ""
+    slow: str = ""
     is_exact: bool = False
     rows: Ints | None = None
 
@@ -123,9 +124,8 @@ class HelpCase:
 
     @property
     def fault(self) -> str:
-        """What is slow."""
-        fault = self.mechanism.fault if self.mechanism else "{}"
-        return fault.format(self.about)
+        """What is slow, a clause."""
+        return self.mechanism.fault.format(self.about) if self.mechanism else self.slow
 
 
 def saved_ns(case: HelpCase, view: HelpView, edges: Ints | None = None) -> Ints:

@@ -19,10 +19,12 @@ from gpuscope.trace.naming import REPEATED, kernel_name, range_labels, ranges_in
 from gpuscope.trace.schema import GPU_WORK, LATEST_NS, SAMPLED
 from gpuscope.trace.sites import lines_of
 
+COLLECTION = "garbage collection"
 HAND_OVER = re.compile(
     "queue |future result|thread join|(event|condition|barrier|semaphore) (wait|acquire)"
+    f"|{COLLECTION}"
 )
-"""What waits for other threads or processes are called."""
+"""What waits for other threads or processes are called, and for Python's collector."""
 _SAMPLE = 50_000
 _MOST_TOKENS = 64
 """Launches from the middle of a run, and kinds of launches, by which a period is looked for."""

@@ -1,13 +1,15 @@
-"""What Python's threads wait for from each other, and who starts them, while a recording asks.
+"""What Python's threads wait for: each other, and the collector; and who starts them.
 
-Methods of the standard library are replaced meanwhile, by ones that do the same and note what
-blocked: who gets from a queue, or waits for an event or a future, waits in ``Condition.wait``.
+While a recording asks, methods of the standard library are replaced by ones that do the same and
+note what blocked: who gets from a queue, or waits for an event or a future, waits in
+``Condition.wait``.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import functools
+import gc
 import multiprocessing.queues
 import os
 import queue
@@ -38,7 +40,10 @@ _NO_NAME, _CONDITION_WAIT, _CONDITION_NOTIFY, _THREAD_START, _THREAD_BEGINS = ma
 )
 _UNKNOWN = 0, 0, 0
 """Thread, site and name of what is not known."""
+_COLLECTION = moment_name("garbage collection")
 _lock = free_in_children(threading.Lock())
+_collection_ns = 0
+"""When the collector began that runs; 0: none does, or it began before anybody asked."""
 _logs: tuple[RangeLog, ...] = ()
 """Of the recordings that ask."""
 _wake_ups: dict[int, tuple[int, int, int, int]] = {}
@@ -60,6 +65,8 @@ def _set(logs: tuple[RangeLog, ...]) -> None:
     _logs = logs
     if not logs:
         _wake_ups.clear()
+    if bool(logs) != (_collecting in gc.callbacks):
+        (gc.callbacks.append if logs else gc.callbacks.remove)(_collecting)
     for owner, name, by in _METHODS if logs and not _replaced else ():
         method = vars(owner)[name]
         ours = by(method)
@@ -128,6 +135,19 @@ _handed_over = _handed_over_in_python if fastpath is None else fastpath.handed_o
 def _note(moment: bytes) -> None:
     for log in _logs:
         log.moments.append(moment)
+
+
+def _collecting(phase: str, _info: dict[str, int]) -> None:
+    """Note how long the collector held up whose turn it was to run it."""
+    global _collection_ns  # noqa: PLW0603 - one collection runs at a time
+    at_ns = time_ns()
+    if phase == "start":
+        _collection_ns = at_ns
+        return
+    since_ns, _collection_ns = _collection_ns, 0
+    if since_ns and at_ns - since_ns >= _SHORT_NS:
+        after = thread_number(), site_here(), _COLLECTION
+        _note(MOMENT.pack(since_ns, at_ns, 0, *after, *_UNKNOWN))
 
 
 def _waiting(wait: Method) -> Method:

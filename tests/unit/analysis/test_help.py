@@ -594,6 +594,34 @@ def test_python_between_launches_in_runs_is_no_pause():
     assert "shorten the Python before" in found[80_000]
 
 
+def test_collections_that_hold_a_thread_up_are_told():
+    spans, edges = launches(40, 3_000_000)
+    collections = [
+        (500 + at, "sync", "garbage collection", span[4] + 100_000, span[4] + 2_100_000,
+         {"thread": 1, "process": 1, "site": SITE.format(7)})
+        for at, span in enumerate(spans[:-2:2])
+    ]  # fmt: skip
+    trace = rows(*spans, *collections, edges=edges, thread_names={"1": "main"})
+    assert gains(trace)["collect garbage less often", "main"] == 39 * 2_000_000
+    causes = gs.analysis.idle_causes(trace).causes
+    assert causes[0].cause == "in Python's garbage collector"
+
+
+@pytest.mark.parametrize(("blocks", "lasts_ns", "is_told"), [
+    (33, 1_000_000, True), (132, 1_000_000, False), (33, 10_000, False),
+])  # fmt: skip
+def test_kernels_with_few_blocks_could_have_more(blocks, lasts_ns, is_told):
+    config = f'{{"grid":[{blocks},1,1],"block":[256,1,1]}}'
+    spans, edges = launches(40, 1_000, lasts_ns=lasts_ns, launch_config=config, device=0)
+    facts = {"devices": {"cuda:0": {"index": 0, "sm_count": 132}}}
+    found = gains(rows(*spans, edges=edges, **facts))
+    about = f"k, {blocks} blocks on 132 SMs"
+    assert (("use more thread blocks", about) in found) == is_told
+    if is_told:
+        at_most_ns = 40 * lasts_ns * (1 - blocks / 132)
+        assert found["use more thread blocks", about] <= at_most_ns
+
+
 def test_a_graph_has_no_calls_for_memory():
     spans, edges = launches(64, 10_000)
     frees = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import gc
 import multiprocessing
 import os
 import queue
@@ -302,3 +303,24 @@ def test_time_is_the_recording_s(cpu):
         threading.Event().wait(1e-6)
     (row,) = recording.trace.where(kind="sync").spans.to_pylist()
     assert before <= row["start_ns"] <= row["end_ns"] <= time.time_ns()
+
+
+def test_the_collector_is_noted_while_a_recording_asks(cpu):
+    with gs.profile(cpu) as recording:
+        gc.collect()
+    assert handover._collecting not in gc.callbacks
+    rows = recording.trace.where(name="garbage collection", kind="sync")
+    main = [row for row in rows.spans.to_pylist() if row["thread"] == threading.get_native_id()]
+    assert main
+    assert all(row["end_ns"] >= row["start_ns"] for row in main)
+
+
+def test_a_collection_that_began_before_is_none(cpu):
+    """Where a recording begins meanwhile, its callback hears only of the end."""
+    gc.disable()
+    try:
+        with gs.profile(cpu) as recording:
+            handover._collecting("stop", {})
+        assert not len(recording.trace.where(name="garbage collection"))
+    finally:
+        gc.enable()

@@ -18,4 +18,5 @@ def merged_copies(view: HelpView) -> Iterator[HelpCase]:
     copies = view.rows.having("kind", ("memcpy",))[view.row]
     small = view.kept & view.causes.of("running") & copies & (nbytes < SMALL)
     if np.count_nonzero(small) > 1:
-        yield HelpCase("copy at once", "small copies", small, how="gather them in one array")
+        how, slow = "gather them in one array", "copies move few bytes each"
+        yield HelpCase("copy at once", "small copies", small, how=how, slow=slow)

@@ -104,8 +104,9 @@ class Change:
 
     @property
     def expected_ns(self) -> float:
-        """What is to be expected of its gain: half of what it is at most, or may be besides."""
-        return (self.gain_ns + self.high_ns) / 4 if self.basis == "bound" else self.gain_ns
+        """What is to be expected of its gain: of a bound half, or half of what may be besides."""
+        half_ns = (self.gain_ns + self.high_ns) / 4
+        return min(self.gain_ns, half_ns) if self.basis == "bound" else self.gain_ns
 
     @property
     def rank(self) -> float:
@@ -193,11 +194,11 @@ def what_would_help(trace: Trace, window_ns: tuple[int, int] | None = None) -> H
     >>> gpu = gs.open_device("sim:h200", quiet=True)
     >>> slow, fast = (gs.workloads.spin_kernel(gpu, name) for name in ("slow", "fast"))
     >>> with gpu.create_stream() as one, gpu.create_stream() as two, gs.profile(gpu) as recording:
-    ...     one.launch(slow, 2_000_000, grid=1, block=32)
-    ...     two.launch(fast, 500_000, grid=1, block=32)
+    ...     one.launch(slow, 2_000_000, grid=100, block=32)
+    ...     two.launch(fast, 500_000, grid=20, block=32)
     >>> result = gs.analysis.what_would_help(recording.trace)
-    >>> [(change.about, change.gain_ns) for change in result.changes[:2]]
-    [('slow', 1000000), ('fast', 0)]
+    >>> result.changes[0].change, result.changes[0].about, result.changes[0].gain_ns
+    ('make the kernel twice as fast', 'slow', 1000000)
     """
     causes = find_causes(trace)
     low_ns, high_ns = window_ns or (int(causes.times[-1]), int(causes.times.max()))

@@ -28,8 +28,9 @@ from gpuscope.trace.sites import lines_of
 
 TWICE = "make the kernel twice as fast"
 """What nobody knows how to do, if at all."""
-_GENERAL, _WHAT_IF = 0.2, 0.1
-"""What gains count of whose causes most programs have some, and of what might not be possible."""
+_GENERAL, _WHAT_IF, _WRITTEN_ANEW = 0.2, 0.1, 0.075
+"""What gains count of whose causes most programs have some, of what might not be possible, and of
+what takes another kernel."""
 KEEP_UP = "let the rank keep up"
 _CALL_NS = 10_000
 _NODE_NS = 1_000
@@ -667,7 +668,7 @@ def _mostly(view: HelpView, which: Bools, words: str) -> str:
     "use more thread blocks",
     "a kernel leaves SMs without a block: {}",
     "a grid of at least as many blocks as the GPU has SMs, each with less work",
-    weight=_GENERAL,
+    weight=_WRITTEN_ANEW,
 )
 def _few_blocks(view: ProgramView) -> Iterator[HelpCase]:
     """Yield long kernels with blocks for half of the SMs at most, as if all SMs had one."""

@@ -233,6 +233,9 @@ def _clear(work: Path, done: list[Path], *, is_used: bool) -> None:
         path.with_suffix(SO_FAR).unlink(missing_ok=True)
         for partial in work.glob(f".{path.stem}.*"):  # a killed process's
             shutil.rmtree(partial)
+    for so_far in work.glob(f"*{SO_FAR}"):  # of a process that removed its journal: it used no GPU
+        if not so_far.with_name(so_far.name.removesuffix(SO_FAR) + JOURNAL).exists():
+            so_far.unlink()
     if left := sorted(path.name for path in work.iterdir()):
         complain(
             f"gpuscope: {work} stays, with {', '.join(left[:_MOST])}{', …' * (len(left) > _MOST)}"

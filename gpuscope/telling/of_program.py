@@ -44,7 +44,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     ...     for _ in range(20):
     ...         stream.launch(kernel, 100_000, grid=1, block=32)
     >>> [finding.rule for finding in gs.findings(recording.trace).findings][:2]
-    ['program.limit', 'program.help']
+    ['program.slow', 'program.may-help']
     """
     if described_workloads(trace)[0]:
         return

@@ -86,6 +86,17 @@ def test_a_whole_trace_is_all_and_one_beside_a_killed_process_is_not(published):
     assert "not all is recorded of 1 process" in told
 
 
+def test_what_there_was_so_far_of_a_process_without_a_gpu_goes(published):
+    """Such as torchrun, which removes its own journal as it ends."""
+    whole = ProcessFacts(GONE, "whole", ended=True, at_ns=1)
+    is_complete, told, work = published(
+        whole, traces=["1-0-1.parquet", "1-7-1.so-far.parquet", "1-0-1.so-far.parquet"]
+    )
+    assert is_complete
+    assert "stays" not in told
+    assert not work.exists()
+
+
 @pytest.mark.parametrize("count", [3, 8])
 def test_the_last_line_says_what_recording_cost_the_process_that_it_cost_most(published, count):
     every = [ProcessFacts(GONE, str(number), ended=True, at_ns=1) for number in range(count)]

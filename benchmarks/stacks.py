@@ -1,14 +1,15 @@
 """How true sampled stacks are, how safe, and what they cost: without a GPU.
 
-    python benchmarks/stacks.py [--only truth|nasty|stored|cost] [--seconds S] [--out FILE]
+    python benchmarks/stacks.py [--only truth|nasty|stored|endings|cost] [--seconds S] [--out FILE]
 
 *truth*: twelve constructs take turns in a thread that reads the clock around each; told is how far
 the share of samples in each one's line is off. *nasty*: threads make and free codes at addresses
 that come again, call in pairs, recurse to the limit, resume generators, come and go, and names tell
 which lines can stand in which others; samples are taken without a pause, and told is how many that
 are not marked as torn cannot be. *stored*: what the twelve leave a second in a recording's journal
-and in a trace, in so many threads, at the rate of `gpuscope record`. *cost*: what a thread gets
-done while it is sampled, in turns.
+and in a trace, in so many threads, at the rate of `gpuscope record`. *endings*: processes that end
+while they are sampled, in five ways; told is how many do not end as without a sampler. *cost*: what
+a thread gets done while it is sampled, in turns.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import random
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -42,7 +44,7 @@ from gpuscope.trace.metadata import TraceMetadata
 
 HERTZ = 1000
 RECORD_HERTZ = 200
-PARTS = ("truth", "nasty", "stored", "cost")
+PARTS = ("truth", "nasty", "stored", "endings", "cost")
 ROUNDS = 9
 MORE = ("samples", "torn", "late", "impossible", "lost")
 """What is printed beside a value."""
@@ -281,6 +283,72 @@ def nasty(seconds: float) -> Iterator[dict]:
     )  # fmt: skip
 
 
+# -- endings -------------------------------------------------------------------------------
+BEGINNING = """
+import os, sys, threading, time
+import gpuscope as gs
+
+def spin():
+    while True:
+        sum(range(100))
+
+def run_on(count):
+    for _ in range(count):
+        threading.Thread(target=spin, daemon=True).start()
+
+recording = gs.profile(gs.open_device("cpu", quiet=True), sample=1000)
+recording.__enter__()
+"""
+ENDINGS = {
+    "threads run on": ("run_on(3); time.sleep(0.05); print('ended')", 0),
+    "children are forked": (
+        """
+run_on(2)
+for _ in range(5):
+    if (child := os.fork()) == 0:
+        sum(range(100_000))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+print('ended')
+""",
+        0,
+    ),
+    "threads come and go": (
+        """
+for _ in range(100):
+    several = [threading.Thread(target=sum, args=(range(2_000),)) for _ in range(4)]
+    for thread in several:
+        thread.start()
+    for thread in several:
+        thread.join()
+print('ended')
+""",
+        0,
+    ),
+    "at once": ("run_on(2); print('ended', flush=True); os._exit(7)", 7),
+    "by an error": ("run_on(2); print('ended'); raise SystemExit(3)", 3),
+}
+"""How a process ends → what it runs, and its exit status."""
+PROCESSES = 200
+
+
+def endings(_seconds: float) -> Iterator[dict]:
+    """Yield how many sampled processes end otherwise than they should."""
+    wrong = collections.Counter()
+    for number in range(PROCESSES):
+        name = [*ENDINGS][number % len(ENDINGS)]
+        ending, status = ENDINGS[name]
+        done = subprocess.run(
+            [sys.executable, "-c", BEGINNING + ending], check=False, capture_output=True,
+            text=True, timeout=60,
+        )  # fmt: skip
+        if done.returncode != status or done.stdout != "ended\n":
+            wrong[name] += 1
+            print(f"  {name}: status {done.returncode}", done.stderr[-300:])
+    what = f"sampled processes of {PROCESSES} that do not end as they should"
+    yield row(what, "0", sum(wrong.values()), "", met=not wrong, wrong=dict(wrong))
+
+
 # -- stored --------------------------------------------------------------------------------
 class Journal:
     """Counts what it gets, as the recording's packs it."""
@@ -367,7 +435,9 @@ def main() -> None:
     if why := _stacks.missing():
         raise SystemExit(f"Python's threads are not sampled: {why}")
     rows = []
-    for name, measure in zip(PARTS, (truth, nasty, stored, lambda _: cost(0.2)), strict=True):
+    for name, measure in zip(
+        PARTS, (truth, nasty, stored, endings, lambda _: cost(0.2)), strict=True
+    ):
         if name in (asked.only or PARTS):
             for found in measure(asked.seconds):
                 told = f"{found['value']:8.3f} {found['unit']:7} {found['goal']:10} {found['what']}"

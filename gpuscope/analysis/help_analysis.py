@@ -135,7 +135,6 @@ class HelpResult(Result):
     then: Change | None = None
     problems: tuple[str, ...] = ()
     entries = "changes"
-    weight = "saves (ms)"
 
     def readable(self) -> tuple[list[Row], str]:
         """Return the changes that gain something, or what gains most; the others in words."""
@@ -305,11 +304,11 @@ def _changes(
             low_ns = max(0, gain_ns - off_ns[0])
             high_ns = gain_ns + max(off_ns[1], beside_ns)
             most_ns = max(high_ns, touched_ns)
-        if high_ns and not view.rows.is_simulated:
-            of_whole_ns = _OFF_WHOLE * (passes.end_ns - view.low_ns)
-            low_ns = max(0, int(low_ns - _OFF_GAIN * low_ns - of_whole_ns))
-            high_ns = min(passes.end_ns - view.low_ns, int(high_ns * (1 + _OFF_GAIN) + of_whole_ns))
-            most_ns = max(most_ns, high_ns)
+            if high_ns and not view.rows.is_simulated:
+                whole_ns = passes.end_ns - view.low_ns
+                low_ns = max(0, int(low_ns * (1 - _OFF_GAIN) - _OFF_WHOLE * whole_ns))
+                high_ns = min(whole_ns, int(high_ns * (1 + _OFF_GAIN) + _OFF_WHOLE * whole_ns))
+                most_ns = max(most_ns, high_ns)
         why = f"{touched.sum():,} times on the critical path, {touched_ns / 1e6:,.4g} ms of it"
         bounds = gain_ns, low_ns, high_ns, most_ns
         words = case.change, case.about, *bounds, case.basis, why, case.code, case.fault
@@ -320,9 +319,11 @@ def _seen(change: Change, case: HelpCase, view: ProgramView) -> Change:
     """Say how often what a change mends comes, how long that takes in all, and would take then."""
     saved = saved_ns(case, view)
     edges = np.flatnonzero(saved > 0)
+    rows = None if case.rows is None else distinct(case.rows)
+    if rows is not None:
+        edges = edges[np.isin(view.row[edges], rows) & ~view.is_host[edges]]
     left_ns = int((view.lasts[edges] - saved[edges]).sum()) if np.ndim(case.lag) else None
-    if case.rows is not None:
-        rows = distinct(case.rows)
+    if rows is not None:
         times = view.causes.times
         took_ns = int((times[2 * rows + 1] - times[2 * rows]).sum())
         return replace(change, times=len(rows), took_ns=took_ns, usual_ns=left_ns)

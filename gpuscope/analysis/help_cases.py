@@ -38,6 +38,8 @@ _NODE_NS = 1_000
 of a graph costs the host."""
 _SELECTS = re.compile("(?i)DeviceSelect|DeviceCompact|nonzero")
 """Kernels that write as much as a mask selects: the host has to know how much that is before."""
+_LOOKS = re.compile("(?i)query")
+"""Calls that look whether work is done."""
 _REDUCES = re.compile("(?i)nccl.*all_?reduce")
 _OPTIMIZES = re.compile("(?i)multi_tensor|adam|sgd|lamb(?!da)|adagrad|rmsprop|momentum")
 """Kernels that reduce gradients over all ranks, and that update parameters by them."""
@@ -118,8 +120,8 @@ def _collector(view: ProgramView) -> Iterator[HelpCase]:
 
 @mechanism(
     "have input ready",
-    "a thread waits at {} for what another hands over",
-    "more workers, or more batches ahead",
+    "a thread waits at {} for what another thread or process makes",
+    "more workers; or more ahead, where waits are few",
 )
 def _input_late(view: ProgramView) -> Iterator[HelpCase]:
     """Yield where a thread gets what another one puts only then."""
@@ -133,7 +135,9 @@ def _no_wait(
     """Return a wait that finds all done."""
     calls = view.row[which]
     words = change, about, view.inside(calls), _CALL_NS, which
-    return HelpCase(*words, beside=beside, rows=calls)
+    looks = np.array([_LOOKS.search(str(text)) is not None for text in view.rows.coded("name")[1]])
+    waits = calls[~looks[view.rows.coded("name")[0][calls]]]
+    return HelpCase(*words, beside=beside, rows=waits if len(waits) else calls)
 
 
 @mechanism(
@@ -195,7 +199,7 @@ def _memory(view: ProgramView) -> Iterator[HelpCase]:
     causes = view.causes
     if which.any():
         beside = np.isin(causes.source, 2 * rows + 1) | np.isin(causes.target, 2 * rows)
-        about = _mostly(view, which, f"{len(np.unique(view.call[which])):,} calls")
+        about = _mostly(view, which, "calls")
         words = "keep the memory", about, which
         yield HelpCase(*words, basis="recording", beside=beside, rows=view.call[which])
 
@@ -210,7 +214,7 @@ def _gets_memory(view: HelpView) -> Bools:
 @mechanism(
     "pin the memory",
     "{} hold their thread up",
-    "tensor.pin_memory(), then copy with non_blocking=True",
+    "tensor.pin_memory() and non_blocking=True; cupyx.empty_pinned; numba.cuda.pinned_array",
 )
 def _pageable(view: ProgramView) -> Iterator[HelpCase]:
     """Yield copies of pageable memory, which are slower than the link; to the GPU, they block.
@@ -247,7 +251,7 @@ def _is_pageable(view: HelpView) -> Bools:
 @mechanism(
     "copy beside kernels",
     "{} and kernels alternate in one stream",
-    "copy ahead, on a stream of its own",
+    "copy ahead, into a second buffer, on a stream of its own, with events both ways",
 )
 def _copies_alone(view: ProgramView) -> Iterator[HelpCase]:
     """Yield copies of pinned memory in the stream of the kernels that use it, with two buffers.
@@ -503,7 +507,7 @@ def _repeated_reductions(view: ProgramView) -> Iterator[HelpCase]:
 @mechanism(
     "record as one graph",
     "the work of {} is launched piece by piece",
-    "gs.what_if(trace, graphs=[{0!r}])",
+    "torch.compile(mode='reduce-overhead'); gs.what_if(trace, graphs=[{0!r}]) forecasts it",
     weight=_GENERAL,
 )
 def _ranges_of_launches(view: ProgramView) -> Iterator[HelpCase]:
@@ -599,7 +603,7 @@ def _in_runs(view: HelpView) -> Bools:
 @mechanism(
     "shorten the Python before",
     "",
-    "make it in other threads or processes ahead (DataLoader(num_workers=…)), or less of it",
+    "ahead, in other threads or processes, such as a loader's workers; or less of it",
     weight=_GENERAL,
 )
 def _python(view: ProgramView) -> Iterator[HelpCase]:
@@ -681,7 +685,8 @@ def _few_blocks(view: ProgramView) -> Iterator[HelpCase]:
     name, names = rows.coded("name")
     for text, kernels in view.each(which, name[view.row], lambda key: str(names[key])):
         row = int(view.row[kernels][0])
-        about = f"{kernel_name(text)}, {blocks[row]} blocks on {sms[row]} SMs"
+        where = _mostly(view, kernels, kernel_name(text))
+        about = f"{where}, {blocks[row]} blocks on {sms[row]} SMs"
         yield HelpCase("use more thread blocks", about, kernels, lag)
 
 

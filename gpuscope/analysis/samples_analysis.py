@@ -202,11 +202,11 @@ class _Samples:
         return [
             tuple(
                 SeenFunction(
-                    share=total.ns / max(whole_ns[group], 1),
+                    share=float(total.ns / max(whole_ns[group], 1)),
                     thread=called.get(key.thread),
                     state=key.state,
                     function=total.text,
-                    samples=total.samples,
+                    samples=float(total.samples),
                     callers=key.callers,
                     inner=total.innermost(key.function[-1]),
                 )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 
 from gpuscope._checks import door
 from gpuscope.analysis.critical_path_analysis import CriticalPathResult, greatest, steady_path
-from gpuscope.analysis.help_analysis import WORTH, Change, help_in_steps
+from gpuscope.analysis.help_analysis import WORTH, Change, HelpResult, help_in_steps
 from gpuscope.analysis.help_cases import KEEP_UP, TWICE
 from gpuscope.analysis.idle_analysis import IdleResult, gaps_of_gpus, idle_causes
 from gpuscope.analysis.queue_analysis import described_workloads
@@ -24,6 +25,8 @@ WORTH_A_MEND = 0.03
 """Share of the time from which on an expected gain is worth a mend; else that is told instead."""
 IDLE = 0.1
 """Share of the time in which nothing ran from which on it is told first."""
+_TOLD = 0.05
+"""Warm-up that is so long, as a share of the time that is judged, is told."""
 _SPANS, _NOT_WORTH_IT = 8, 3
 _COMPUTES = tuple(kind for kind in GPU_WORK if kind != "memcpy")
 """Kinds of work but copies, beside which a GPU may do nothing."""
@@ -54,6 +57,10 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         return
     begin_ns, end_ns = steps(trace).steady_ns
     span_ns = max(end_ns - begin_ns, 1)
+    found_steps = steps(trace)
+    warm_up: tuple[Quantity, ...] = ()
+    if found_steps.warm_up_ns >= _TOLD * span_ns:
+        warm_up = (Quantity("warm_up", found_steps.warm_up_ns, "ns"),)
     findings = [*_of_compilation(trace, span_ns)]
     share = idle.idle_ns / (span_ns * idle.devices)
     helps = help_in_steps(trace)
@@ -64,7 +71,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         findings += _of_stragglers(trace, span_ns)
     names_the_cause = bool(findings)
     if first is not None and first.fault and not names_the_cause:
-        findings.append(_of_fault(first, share, span_ns))
+        findings.append(_of_fault(first, share, span_ns, warm_up))
     elif not findings and (first is None or first.change == TWICE):
         least = Quantity("least", WORTH_A_MEND, "%")
         findings.append(Finding("program.limit", "note", {}, (least,)))
@@ -72,7 +79,8 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     yield from findings
     if share >= IDLE:
         label = trace.metadata.setting or ""
-        yield _of_idle(idle, share, span_ns, label, "note" if is_said else "warning")
+        finding = _of_idle(idle, share, span_ns, label, "note" if is_said else "warning")
+        yield finding if is_said else replace(finding, values=(*finding.values, *warm_up))
     else:
         begins, ends, _, _ = gaps_of_gpus(trace, begin_ns, end_ns, _COMPUTES)
         kernels = 1 - int((ends - begins).sum()) / (span_ns * idle.devices)
@@ -82,7 +90,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         if helps.then is not None:
             yield _of_next(helps.then, span_ns)
     if not names_the_cause:
-        yield from _of_no_help(helps.changes, span_ns)
+        yield from _of_no_help(helps, span_ns)
 
 
 def _of_compilation(trace: Trace, span_ns: int) -> Iterator[Finding]:
@@ -94,18 +102,18 @@ def _of_compilation(trace: Trace, span_ns: int) -> Iterator[Finding]:
         yield Finding("program.compiles", severity, {}, values)
 
 
-def _of_no_help(changes: Sequence[Change], span_ns: int) -> Iterator[Finding]:
+def _of_no_help(helps: HelpResult, span_ns: int) -> Iterator[Finding]:
     """Name some changes that gain nothing worth telling."""
     most_ns: dict[str, int] = {}
-    for change in changes:
+    for change in filter(None, (*helps.changes, helps.then)):
         most_ns[change.change] = max(change.gain_ns, most_ns.get(change.change, 0))
     names = [name for name, gain_ns in most_ns.items() if gain_ns < WORTH * span_ns]
     if names:
         yield Finding("program.no-help", "note", {"changes": names[:_NOT_WORTH_IT]})
 
 
-def _of_fault(change: Change, idle: float, span_ns: int) -> Finding:
-    values: tuple[Quantity, ...] = counts(times=change.times)
+def _of_fault(change: Change, idle: float, span_ns: int, warm_up: tuple[Quantity, ...]) -> Finding:
+    values = *counts(times=change.times), *warm_up
     if idle >= IDLE:
         values += Quantity("idle", idle, "%"), Quantity("time", span_ns, "ns")
     else:
@@ -117,7 +125,8 @@ def _of_fault(change: Change, idle: float, span_ns: int) -> Finding:
             values += (Quantity("share", change.took_ns / span_ns, "%"),)
     if change.usual_ns:
         values += (Quantity("usual", change.usual_ns / change.times, "ns"),)
-    return Finding("program.slow", "warning", {"fault": change.fault}, values)
+    subject = {"fault": change.fault, "colon": ";" if idle >= IDLE else ":"}
+    return Finding("program.slow", "warning", subject, values)
 
 
 def _of_idle(

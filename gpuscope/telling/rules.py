@@ -201,31 +201,33 @@ RULES = {
         "[: it spends more time at {line}]"
     ),
     "program.slow": Rule(
-        "[Nothing ran on the GPU for {idle} of {time}: ][In {whole}: ]{fault}, {times} times"
+        "[Nothing ran on the GPU for {idle} of {time}][In {whole}][, behind {warm_up} of warm-up]"
+        "[{colon} ]{fault}, {times} times"
         "[, {each} each][ instead of {usual}][: {took}][, {share} of the time]"
     ),
     "program.limit": Rule("No change was found that would gain more than {least}"),
     "program.idle": Rule(
-        "Nothing ran on the GPU for {idle} of {time}[, the mean of {gpus} GPUs], for {of_it} of "
+        "Nothing ran on the GPU for {idle} of {time}[, behind {warm_up} of warm-up][, the mean of "
+        "{gpus} GPUs], for {of_it} of "
         "that: {cause}[ in {range}][ at {line}][ ({thread})][; of that {seen} in {function}, by "
         "{samples} samples][: {who} {state}]"
     ),
     "program.help": Rule(
-        "What would help most: {change}[ ({about})]: {gain} sooner, {share} of the time",
+        "Try first: {change}[ ({about})]: {gain} sooner, {share} of the time",
         "[{how}]",
     ),
     "program.may-help": Rule(
-        "What may help most: {change}[ ({about})]: at most {most} sooner, {share} of the time",
+        "Try first: {change}[ ({about})]: at most {most} sooner, {share} of the time",
         "[{how}]",
     ),
     "program.then": Rule(
-        "After that, {change}[ ({about})] would add {gain}, {share} of the time[, {bound}]"
+        "Behind that: {change}[ ({about})], {gain} more, {share} of the time[, {bound}]"
     ),
     "program.busy": Rule(
         "Something ran on the GPU for {busy} of the time[, kernels for {kernels}][; {share} of the "
         "critical path is {kernel}][, launched at {line}]"
     ),
-    "program.no-help": Rule("The program as a whole would hardly gain by any of these: {changes}"),
+    "program.no-help": Rule("Not worth trying here: {changes}"),
     "dry-queue.calls": Rule(
         "{idle} of {calls} calls of {workload} began while no kernel of {load} was queued or "
         "running",

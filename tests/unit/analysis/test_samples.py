@@ -163,3 +163,4 @@ def test_an_idle_cause_names_who_held_the_lock():
     assert all(cause.functions == () for cause in rest)  # the launch is on its way
     (finding,) = [f for f in gs.findings(trace).findings if f.rule == "program.idle"]
     assert finding.subject["who"] == "scorer"
+    assert json.loads(json.dumps(gs.telling.to_json(finding)))["rule"] == "program.idle"

@@ -30,7 +30,9 @@ def cpu(request, monkeypatch):
         pytest.skip("the launch path is not compiled")
     monkeypatch.setattr(handover, "_SHORT_NS", 0)  # no test is to sleep
     device = gs.open_device("cpu", quiet=True)
+    gc.disable()  # a collection is noted, too
     yield device
+    gc.enable()
     device.close()
 
 
@@ -317,10 +319,6 @@ def test_the_collector_is_noted_while_a_recording_asks(cpu):
 
 def test_a_collection_that_began_before_is_none(cpu):
     """Where a recording begins meanwhile, its callback hears only of the end."""
-    gc.disable()
-    try:
-        with gs.profile(cpu) as recording:
-            handover._collecting("stop", {})
-        assert not len(recording.trace.where(name="garbage collection"))
-    finally:
-        gc.enable()
+    with gs.profile(cpu) as recording:
+        handover._collecting("stop", {})
+    assert not len(recording.trace.where(name="garbage collection"))

@@ -182,7 +182,8 @@ def test_a_colleague_finds_what_the_sender_chose_and_zooms_without_a_network(
     root = browser_page.locator(".timeline .svg-container")
 
     def view() -> tuple[int, int]:
-        low, high = browser_page.url.split("#t=")[1].split("&")[0].split("-")
+        fragment = browser_page.evaluate("() => location.hash")  # the page's url is told later
+        low, high = fragment.removeprefix("#t=").split("&")[0].split("-")
         return int(low), int(high)
 
     before = view()

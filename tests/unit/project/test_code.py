@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = {
     "": 15_867,
     "analyses": 3_400,
-    "analysis": 76_359,
+    "analysis": 76_482,
     "cli": 15_146,
     "comparing": 38_886,
     "device": 49_598,
@@ -32,7 +32,7 @@ ROOMS = {
     "report": 5_243,
     "search": 16_825,
     "simulator": 66_491,
-    "telling": 14_308,
+    "telling": 14_410,
     "timeline": 51_641,
     "trace": 34_817,
     "widgets": 32_958,

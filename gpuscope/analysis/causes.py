@@ -31,7 +31,7 @@ NEVER_NS = 1 << 62
 """Slack of what leads nowhere."""
 _WAIT = re.compile("synchronize|synchronise", re.IGNORECASE)
 _OF_STREAM = re.compile("(stream|event).?synchroni", re.IGNORECASE)
-_POLL = re.compile("query|is_done", re.IGNORECASE)
+POLL = re.compile("query|is_done", re.IGNORECASE)
 _QUEUES = re.compile("event.?record|stream.?wait", re.IGNORECASE)
 _CALLS_A_TURN = 10
 """Starts and ends of calls that threads which take turns make in each, on average."""
@@ -350,7 +350,7 @@ def _add_waits(
     pairs.append(_done_handles(rows, times))
     work, call = (np.concatenate(chunks) for chunks in zip(*pairs, strict=True))
     code, names = rows.coded("name")
-    polls = np.array([bool(_POLL.search(name or "")) for name in names])
+    polls = np.array([bool(POLL.search(name or "")) for name in names])
     looks = _only_looks(rows, call, polls[code], before)
     elastic = _behind_looks(rows, threads, times, call[looks])
     waits = ~looks & ~elastic[work]

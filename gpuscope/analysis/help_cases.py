@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 import numpy as np
 
 from gpuscope._types import Bools, Ints
+from gpuscope.analysis.causes import POLL
 from gpuscope.analysis.help_view import PAUSE_NS, HelpView
 from gpuscope.analysis.idle_analysis import MEMORY_CALL
 from gpuscope.analysis.mechanisms import MECHANISMS, HelpCase, mechanism
 from gpuscope.analysis.path_columns import around
 from gpuscope.analysis.span_rows import OPEN
 from gpuscope.analysis.standstill import ProgramView, Standstill
-from gpuscope.analysis.steps_analysis import COLLECTION
 from gpuscope.trace.columns import combined
 from gpuscope.trace.naming import (
     COPIES,
@@ -24,6 +24,7 @@ from gpuscope.trace.naming import (
     stream_names,
     thread_names,
 )
+from gpuscope.trace.schema import COLLECTION
 from gpuscope.trace.sites import lines_of
 
 TWICE = "make the kernel twice as fast"
@@ -38,8 +39,6 @@ _NODE_NS = 1_000
 of a graph costs the host."""
 _SELECTS = re.compile("(?i)DeviceSelect|DeviceCompact|nonzero")
 """Kernels that write as much as a mask selects: the host has to know how much that is before."""
-_LOOKS = re.compile("(?i)query")
-"""Calls that look whether work is done."""
 _REDUCES = re.compile("(?i)nccl.*all_?reduce")
 _OPTIMIZES = re.compile("(?i)multi_tensor|adam|sgd|lamb(?!da)|adagrad|rmsprop|momentum")
 """Kernels that reduce gradients over all ranks, and that update parameters by them."""
@@ -135,7 +134,7 @@ def _no_wait(
     """Return a wait that finds all done."""
     calls = view.row[which]
     words = change, about, view.inside(calls), _CALL_NS, which
-    looks = np.array([_LOOKS.search(str(text)) is not None for text in view.rows.coded("name")[1]])
+    looks = np.array([POLL.search(str(text)) is not None for text in view.rows.coded("name")[1]])
     waits = calls[~looks[view.rows.coded("name")[0][calls]]]
     return HelpCase(*words, beside=beside, rows=waits if len(waits) else calls)
 
@@ -386,7 +385,7 @@ def _small_partition(view: ProgramView) -> Iterator[HelpCase]:
     "use another stream",
     "work of {} waits for work before it",
     "launch what needs no data of the others on another stream",
-    reorders=True,
+    is_mend=False,
     weight=_WHAT_IF,
 )
 def _one_stream(view: ProgramView) -> Iterator[HelpCase]:
@@ -416,7 +415,7 @@ def _named(view: HelpView) -> Callable[[int], str]:
     "give it priority or a partition",
     "kernels of {} wait for SMs that others hold",
     "gs.what_if(trace, streams={{{0!r}: {{'priority': -1}}}})",
-    reorders=True,
+    is_mend=False,
     weight=_WHAT_IF,
 )
 def _sms_held(view: ProgramView) -> Iterator[HelpCase]:
@@ -432,7 +431,7 @@ def _sms_held(view: ProgramView) -> Iterator[HelpCase]:
     "drop the wait between streams",
     "one stream waits for another: {}",
     "gs.what_if(trace, drop_waits=…)",
-    reorders=True,
+    is_mend=False,
     weight=_WHAT_IF,
 )
 def _event_waits(view: ProgramView) -> Iterator[HelpCase]:

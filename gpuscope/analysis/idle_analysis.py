@@ -15,7 +15,7 @@ from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups, merged
 from gpuscope.analysis.result import Result, about
 from gpuscope.analysis.samples_analysis import SeenFunction, Stretches, functions_in
-from gpuscope.analysis.steps_analysis import COLLECTION, HAND_OVER, steps
+from gpuscope.analysis.steps_analysis import HAND_OVER, steps
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import (
     codes,
@@ -29,7 +29,7 @@ from gpuscope.trace.columns import (
 from gpuscope.trace.joins import distinct, innermost, union
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, range_labels, ranges_around, ranges_in, thread_names
-from gpuscope.trace.schema import GPU_WORK, HOLDS_LOCK, LATEST_NS, WAITS_FOR_LOCK
+from gpuscope.trace.schema import COLLECTION, GPU_WORK, HOLDS_LOCK, LATEST_NS, WAITS_FOR_LOCK
 from gpuscope.trace.sites import lines_of
 
 LAUNCH = "in the launch call"

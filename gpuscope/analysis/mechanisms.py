@@ -38,10 +38,9 @@ class Mechanism:
         How to try it; the braces stand for what code calls that.
     cases
         Yields the evidence for it, in its order of importance.
-    reorders
-        Whether it takes an order of work away without another in its place.
     is_mend
-        Whether somebody can make it: no what-if.
+        Whether somebody can make it: no what-if, and no order of work that goes without another in
+        its place.
     weight
         What its gain counts in ranks: less where its evidence is found in most programs.
     """
@@ -50,7 +49,6 @@ class Mechanism:
     fault: str
     how: str
     cases: Evidence
-    reorders: bool = False
     is_mend: bool = True
     weight: float = 1.0
 
@@ -64,14 +62,13 @@ def mechanism(
     fault: str,
     how: str,
     *,
-    reorders: bool = False,
     is_mend: bool = True,
     weight: float = 1.0,
 ) -> Callable[[_Evidence], _Evidence]:
     """Declare a mechanism, whose evidence the decorated function yields."""
 
     def declare(cases: _Evidence) -> _Evidence:
-        MECHANISMS[change] = Mechanism(change, fault, how, cases, reorders, is_mend, weight)
+        MECHANISMS[change] = Mechanism(change, fault, how, cases, is_mend, weight)
         return cases
 
     return declare

@@ -16,10 +16,9 @@ from gpuscope.analysis.result import Result, Row, about
 from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import REPEATED, kernel_name, range_labels, ranges_in
-from gpuscope.trace.schema import GPU_WORK, LATEST_NS, SAMPLED
+from gpuscope.trace.schema import COLLECTION, GPU_WORK, LATEST_NS, SAMPLED
 from gpuscope.trace.sites import lines_of
 
-COLLECTION = "garbage collection"
 HAND_OVER = re.compile(
     "queue |future result|thread join|(event|condition|barrier|semaphore) (wait|acquire)"
     f"|{COLLECTION}"

@@ -25,6 +25,7 @@ from gpuscope._fork import free_in_children
 from gpuscope._sites import site_here
 from gpuscope._threads import thread_number
 from gpuscope.record.ranges import MOMENT, NOT_WAITED, RangeLog, moment_name
+from gpuscope.trace.schema import COLLECTION
 
 Method = Callable[..., Any]
 _SHORT_NS = 10_000
@@ -40,7 +41,7 @@ _NO_NAME, _CONDITION_WAIT, _CONDITION_NOTIFY, _THREAD_START, _THREAD_BEGINS = ma
 )
 _UNKNOWN = 0, 0, 0
 """Thread, site and name of what is not known."""
-_COLLECTION = moment_name("garbage collection")
+_COLLECTION = moment_name(COLLECTION)
 _lock = free_in_children(threading.Lock())
 _collection_ns = 0
 """When the collector began that runs; 0: none does, or it began before anybody asked."""

@@ -95,6 +95,8 @@ end of its last. ``stack``: that of a thread of Python's, for as long as samples
 HOLDS_LOCK, WAITS_FOR_LOCK = "holds Python's lock", "waits for Python's lock"
 NO_PYTHON = "no Python"
 """The name of a stack of a thread that runs none."""
+COLLECTION = "garbage collection"
+"""The name of a wait for Python's collector."""
 RUNS, WITHOUT_LOCK = "runs without Python's lock", "is without Python's lock"
 IN_CALL = "in system call "
 """What a thread did whose stack was sampled, in the column ``status``: behind the last the name or

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -45,3 +46,9 @@ def test_pieces_get_one_dictionary():
     assert joined.to_pylist() == ["a", None, "b", "a", "c", None]
     assert len({tuple(piece.dictionary.to_pylist()) for piece in joined.chunks}) == 1
     assert all((np.asarray(piece.indices.fill_null(0)) >= 0).all() for piece in joined.chunks)
+
+
+def test_nobody_else_unifies_dictionaries():
+    package = Path(schema.__file__).parents[1]
+    users = [path for path in package.rglob("*.py") if ".unify_dictionaries(" in path.read_text()]
+    assert users == [Path(schema.__file__)]

@@ -31,6 +31,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "rightsize_joules": ("rightsize.py", "--device", "cuda:0", "--joules"),
     "recorders": ("recorders.py",),
     "recording_programs": ("recording_programs.py",),
+    "stacks_gpu_host": ("stacks.py", "--only", "cost"),
     "record_end": ("record_end.py",),
     "programs_of_others": ("programs_of_others.py",),
     "graph_records": ("graph_records.py",),

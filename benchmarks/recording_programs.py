@@ -7,13 +7,15 @@ The programs are Hugging Face's models and loops with random weights (recorded_w
 ``torch.mm`` of 64³. *ours*, *parts* and *others*: blocks that are recorded stand between blocks
 that are not, in one process; what a recorder costs is told of each block against its two
 neighbours, and where our own cost goes by what is left out. *once*: processes in turns, for who
-records whole processes, and the seconds after a program's end. Needs a CUDA GPU, PyTorch and
-transformers; Nsight Systems is compared where it is found.
+records whole processes, and the seconds after a program's end. Rows of programs
+and recorders that were not run again stay in FILE, with the date and command of their own. Needs
+a CUDA GPU, PyTorch and transformers; Nsight Systems is compared where it is found.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime as dt
 import json
 import os
 import statistics
@@ -254,19 +256,28 @@ def main() -> None:
     asked = parser.parse_args()
     only = asked.only or ("ours", "parts", "others", "once")
     rows: list[dict] = []
+    if asked.out.exists():
+        rows = json.loads(asked.out.read_text("utf-8"))["rows"]
+    info = gs.open_device("cuda:0", quiet=True).info
+    run = {
+        "date": dt.datetime.now(dt.UTC).date().isoformat(),
+        "command": " ".join(["python benchmarks/recording_programs.py", *sys.argv[1:]]),
+    }
     for program in asked.program or PROGRAMS:
-        for what, groups in GROUPS.items():
-            if what in only:
-                new = list(in_turns(program, groups, asked.seconds, asked.rounds))
-                table(new)
-                rows += new
-        if "once" in only and program != "mm":
-            new = list(whole_processes(program, 4 * asked.seconds, max(1, asked.rounds // 2)))
+        for what in only:
+            if what == "once" and program == "mm":
+                continue
+            measured = (
+                whole_processes(program, 4 * asked.seconds, max(1, asked.rounds // 2))
+                if what == "once"
+                else in_turns(program, GROUPS[what], asked.seconds, asked.rounds)
+            )
+            new = [{**each, "group": what, **run} for each in measured]
             table(new)
-            rows += new
-        info = gs.open_device("cuda:0", quiet=True).info
-        command = " ".join(["python benchmarks/recording_programs.py", *sys.argv[1:]])
-        write(asked.out, command, info.name, rows, driver=info.driver)  # by now
+            stay = [each for each in rows if (each["program"], each["group"]) != (program, what)]
+            rows = stay + new if new else rows
+            rows.sort(key=lambda each: [*PROGRAMS].index(each["program"]))
+            write(asked.out, run["command"], info.name, rows, driver=info.driver)  # by now
 
 
 if __name__ == "__main__":

@@ -10,11 +10,13 @@ With --check nothing is written; exit 1 says that a page is out of date.
 from __future__ import annotations
 
 import inspect
+import itertools
 import json
 import math
 import statistics
 import sys
 import textwrap
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -239,13 +241,18 @@ def h200_page(facts: dict[str, Any]) -> str:
         ]  # fmt: skip
     programs = json.loads((RESULTS / "recording_programs.json").read_text("utf-8"))
     lines += [
-        f"## Recorded programs ({programs['date']})", "",
-        f"`{programs['command']}`, on {programs['machine']},",
-        f"{programs['driver']}. Models and loops of Hugging Face's with random weights. Blocks",
-        "that are recorded stand between blocks that are not, in one process: what each lost of",
-        "the rate of its two neighbours, and the quartiles of that.", "",
-        *costs_table(programs["rows"]),
+        "## Recorded programs", "",
+        f"On {programs['machine']}, {programs['driver']}. Models and loops of Hugging Face's with",
+        "random weights. Blocks that are recorded stand between blocks that are not, in one",
+        "process: what each lost of the rate of its two neighbours, and the quartiles of that.",
+        "The neighbours, too, are slower than a process that was never recorded; its rate stands",
+        "first. Or each has a process of its own, where that is said.", "",
     ]  # fmt: skip
+    for command, rows in itertools.groupby(
+        sorted(programs["rows"], key=itemgetter("date", "command"), reverse=True),
+        key=itemgetter("date", "command"),
+    ):
+        lines += ["{}, `{}`:".format(*command), "", *costs_table([*rows])]
     orders = json.loads((RESULTS / "graph_records.json").read_text("utf-8"))
     lines += [
         f"## Graphs recorded whole ({orders['date']}, `{orders['command']}`)", "",

@@ -20,6 +20,7 @@ from gpuscope._compiled import fastpath
 from gpuscope._types import Bools, Ints
 from gpuscope.analysis.call_parts import HOST, handles_of, last_of_handles
 from gpuscope.analysis.launch_times import LaunchTimes
+from gpuscope.analysis.native_threads import followed_calls
 from gpuscope.analysis.span_rows import OPEN, SpanRows
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.analysis.work_causes import ALWAYS, NEVER, NUMBER, Edges, add_work
@@ -225,6 +226,12 @@ def _add_hosts(trace: Trace, work: WorkParts, times: Ints, edges: Edges) -> tupl
     is_wait[blocked], at_least[blocked] = True, least_ns
     if trace.metadata.time_base != "virtual":
         is_wait[_add_turns(rows, threads, nodes, times, edges)] = True
+        followed, _ = followed_calls(trace)
+        native = np.flatnonzero(followed >= 0)
+        if len(native):
+            edges.inferred.add("turn")
+        edges.add("turn", 2 * followed[native] + 1, 2 * native, 0, ALWAYS)
+        is_wait[2 * native] = True
     for kind in ("thread start", "hand-over"):
         giver, taker = rows.edges_of(kind)
         source = 2 * giver + (times[2 * giver + 1] <= times[2 * taker + 1])

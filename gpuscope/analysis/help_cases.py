@@ -46,6 +46,18 @@ _WIDE = re.compile("GEMM.* float32$")
 _NARROWER = 15
 """Matrix products in float32, and how many times as fast tensor cores make them at most: bfloat16's
 989 TFLOP/s of an H100 over 67 (NVIDIA H100 datasheet, SXM, dense)."""
+_DOUBLE = re.compile(r"float64\)?$")
+_MOVES = {
+    re.compile("^copy( |$)"): "copies and conversions",
+    re.compile("^memory layout|AddPadding"): "changes of memory layout",
+    re.compile("^concatenate"): "concatenations",
+}
+_ELEMENTWISE = re.compile("elementwise_kernel|softmax|SoftMax|dropout|^cupy_")
+_COLLECTIVE, _NO_COLLECTIVE = re.compile("^NCCL "), re.compile("^(?!NCCL )")
+"""What kernels are called that compute in float64, that only move data, and what that is; parts of
+names of those whose results a compiler hands on in registers; and what NCCL's are called."""
+_TYPICAL = 0.1
+"""Share of the time that kernels take in most programs which are found in most programs."""
 _CUT = 0.1
 """Share of ranges with a wait between launches, up to which their launches are a graph."""
 _RUN = 16
@@ -497,6 +509,7 @@ def _repeated_reductions(view: ProgramView) -> Iterator[HelpCase]:
     if times > 1:
         reduced = view.row[again]
         again |= view.causes.of("collective") & np.isin(view.row, reduced)
+        again |= view.leading_to(rows.calls[reduced])
         waiting = view.causes.of("SMs held", "priority") & np.isin(view.before, reduced)
         words = "reduce gradients once a step", f"{times} times a step", again
         yield HelpCase(*words, gone=waiting, rows=reduced)
@@ -657,6 +670,90 @@ def _is_wide(kernel: str) -> bool:
     return "nvjet" not in kernel and _WIDE.search(kernel_name(kernel)) is not None
 
 
+@mechanism(
+    "compute in float32",
+    "{} compute in float64",
+    "dtype=torch.float32, or numpy.float32: NumPy's arrays are of float64",
+)
+def _doubles(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield kernels in float64: of twice the bytes, and products on slower units."""
+    named = _kernel_names(view)
+    which = _named_kernels(view, _DOUBLE)
+    if _is_much(view, which):
+        is_product = np.array([name.startswith("GEMM") for name in named])
+        code = view.rows.coded("name")[0][view.row]
+        lag = view.causes.lag // np.where(is_product[code], _NARROWER, 2)
+        yield HelpCase("compute in float32", _mostly(view, which, "kernels"), which, lag)
+
+
+@mechanism(
+    "move tensors less",
+    "kernels only move data: {}",
+    "convert once, not in each step; memory_format=torch.channels_last for convolutions; write "
+    "into one buffer instead of torch.cat()",
+)
+def _moves(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield kernels that only copy, convert or rearrange tensors."""
+    for pattern, words in _MOVES.items():
+        which = _named_kernels(view, pattern)
+        if _is_much(view, which):
+            yield HelpCase("move tensors less", _mostly(view, which, words), which)
+
+
+@mechanism(
+    "fuse kernels",
+    "element-wise kernels follow each other, each through memory: {}",
+    "torch.compile(model); torch.nn.functional.scaled_dot_product_attention(); cupy.fuse()",
+    weight=_GENERAL,
+)
+def _chains(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield element-wise kernels whose input the one before them in their stream wrote."""
+    rows = view.rows
+    code, names = rows.coded("name")
+    is_elementwise = np.array([_ELEMENTWISE.search(str(name)) is not None for name in names])[code]
+    is_elementwise &= rows.having("kind", ("kernel",))
+    order, first = rows.queues
+    follows = np.zeros(len(rows.ids), bool)
+    in_chain = is_elementwise[order[1:]] & is_elementwise[order[:-1]] & (first[1:] == first[:-1])
+    follows[order[1:][in_chain]] = True
+    which = view.kept & view.causes.of("running") & follows[view.row]
+    if _is_much(view, which):
+        yield HelpCase("fuse kernels", _mostly(view, which, "kernels"), which)
+
+
+@mechanism(
+    "overlap collectives",
+    "nothing else runs beside {}",
+    "async_op=True and a late wait(); DDP's bucket_cap_mb; FSDP's prefetching",
+)
+def _exposed_collectives(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield collectives of several recorded ranks that hold the program up while they run."""
+    if len(view.trace.metadata.ranks) > 1:
+        which = _named_kernels(view, _COLLECTIVE) & view.on_path
+        if _is_much(view, which):
+            yield HelpCase("overlap collectives", _mostly(view, which, "collectives"), which)
+
+
+def _kernel_names(view: HelpView) -> list[str]:
+    """Return number of a name → what a person calls the kernel."""
+    return [kernel_name(str(name)) for name in view.rows.coded("name")[1]]
+
+
+def _named_kernels(view: HelpView, pattern: re.Pattern[str]) -> Bools:
+    """Edge → whether it is a kernel that runs, of such a name."""
+    meant = np.array([pattern.search(name) is not None for name in _kernel_names(view)])
+    running = view.kept & view.causes.of("running")
+    running &= view.rows.having("kind", ("kernel",))[view.row]
+    of_name: Bools = running & meant[view.rows.coded("name")[0][view.row]]
+    return of_name
+
+
+def _is_much(view: HelpView, which: Bools) -> bool:
+    """Whether edges take more of the critical path than in most programs."""
+    lasts = view.lasts
+    return bool(lasts[which & view.on_path].sum() > _TYPICAL * lasts[view.on_path].sum())
+
+
 def _mostly(view: HelpView, which: Bools, words: str) -> str:
     """Add the line that takes most of some edges, if any, that of the call or of the launch."""
     site, sites = view.rows.coded("site")
@@ -679,7 +776,7 @@ def _few_blocks(view: ProgramView) -> Iterator[HelpCase]:
     blocks, sms = rows.blocks_and_sms
     is_small = (2 * blocks <= sms) & rows.having("kind", ("kernel",))
     is_small &= rows.ends - rows.starts > _LONG_NS
-    which = view.kept & view.causes.of("running") & is_small[view.row]
+    which = _named_kernels(view, _NO_COLLECTIVE) & is_small[view.row]
     lag = view.causes.lag * blocks[view.row] // np.maximum(sms[view.row], 1)
     name, names = rows.coded("name")
     for text, kernels in view.each(which, name[view.row], lambda key: str(names[key])):

@@ -9,8 +9,10 @@ import numpy as np
 
 from gpuscope._types import Bools, Ints
 from gpuscope.analysis.causes import Causes
+from gpuscope.analysis.native_threads import followed_calls
 from gpuscope.analysis.path_columns import CALLS, around, next_call
 from gpuscope.trace.columns import combined, rows_of
+from gpuscope.trace.joins import distinct
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import ranges_in
 from gpuscope.trace.sites import lines_of
@@ -77,6 +79,8 @@ class HelpView:
         is_same = self.causes.threads[2 * following] == thread[by_thread]
         call = np.array(self.row)
         call[order] = np.where(is_same, following, -1)
+        _, nearer = followed_calls(self.trace)
+        call = np.where(self.causes.of("turn") & (nearer[self.row] >= 0), nearer[self.row], call)
         return np.where(self.call >= 0, self.call, call)
 
     @cached_property
@@ -135,3 +139,19 @@ class HelpView:
         calls = np.zeros(len(self.rows.ids) + 1, bool)
         calls[rows] = True
         return self.is_host & (self.call >= 0) & calls[self.call]
+
+    def leading_to(self, launches: Ints) -> Bools:
+        """Edge → whether it is of a thread from the launch before one of these calls to its end."""
+        causes = self.causes
+        calls = distinct(self.rows.calls[self.rows.calls >= 0])
+        host = np.flatnonzero(self.is_host)
+        ends = np.r_[causes.target[host], 2 * calls + 1]  # at one time, edges come first
+        order = np.lexsort((causes.rank[ends], causes.threads[ends]))
+        following = np.empty(len(ends), np.int64)
+        following[order] = next_call(order, np.arange(len(ends)) >= len(host))
+        following = following[: len(host)]
+        leads = np.zeros(len(self.kept), bool)
+        of_launches = np.isin(ends[following] // 2, launches) & (following >= 0)
+        is_same = causes.threads[ends[following]] == causes.threads[causes.target[host]]
+        leads[host] = of_launches & is_same
+        return leads

@@ -13,6 +13,7 @@ from gpuscope._checks import door
 from gpuscope._text import duration, percent
 from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups, merged
+from gpuscope.analysis.native_threads import followed_calls, latest_followed
 from gpuscope.analysis.result import Result, about
 from gpuscope.analysis.samples_analysis import SeenFunction, Stretches, functions_in
 from gpuscope.analysis.steps_analysis import HAND_OVER, steps
@@ -153,7 +154,8 @@ class IdleResult(Result):
 def idle_causes(trace: Trace, window_ns: tuple[int, int] | None = None) -> IdleResult:
     """Say of every ns in which a GPU did nothing what it waited for.
 
-    A gap of a GPU belongs to the thread that launched the work which ended it. Until that launch
+    A gap of a GPU belongs to the thread that launched the work which ended it; where that thread
+    runs no Python, until it began, to the Python thread whose call it followed. Until that launch
     began, the thread was in another call, or between calls, in a range or in none; then in the
     launch call; then the launch was on its way, unless an event held it. Work that was
     launched before the gap began just followed other work. Where a host function held its stream
@@ -322,7 +324,6 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
         end, and whether the launch was still to come; the texts of causes, ranges and lines.
     """
     starts = trace.array("start_ns")
-    owner = trace.array("thread", fill=-1)
     returned = np.where(is_open(trace), LATEST_NS, trace.array("end_ns", fill=0))
     launches, _ = linked_rows(trace.edges, trace.array("id"), "launch")
     event_ns = np.zeros(len(trace), np.int64)
@@ -330,12 +331,14 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
     np.maximum.at(event_ns, target, returned[source])
     call = np.where(work >= 0, launch_calls(trace)[work], -1)
     has_launch = call >= 0
-    thread = np.where(has_launch, owner[call], -1)
     back = np.where(has_launch, np.clip(returned[call], low, high), low)
     texts, of_call, every = _cause_of_calls(trace, launches)
-    gap, since, until, inside, around, unborn = _cut(trace, every, thread, low, back)
+    of_gap, whose, told_by, *bounds = _handed_over(trace, call, low, back)
+    thread = whose[: len(low)]
+    stretch, since, until, inside, around, unborn = _cut(trace, every, whose, *bounds)
+    gap = of_gap[stretch]
     number = {text: at for at, text in enumerate(_FIXED)}
-    has_ranges = np.isin(thread, ranges_in(trace)[1])[gap] & (around < 0)
+    has_ranges = np.isin(whose, ranges_in(trace)[1])[stretch] & (around < 0)
     during = np.where(has_ranges, number[OUTSIDE], number[BETWEEN])
     during[unborn & (until <= starts[launches].min(initial=LATEST_NS))] = number[START]
     during = np.where(inside >= 0, of_call[inside], during)
@@ -349,7 +352,7 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
     line = np.array([number_of[text] for text in texts_of])
     launched_at = np.where(has_launch, site[call], np.where(work >= 0, site[work], 0))
     at_line = np.where(inside >= 0, site[inside], 0)
-    at_line = np.where(at_line > 0, at_line, launched_at[gap])
+    at_line = np.where(at_line > 0, at_line, np.r_[launched_at, site[told_by]][stretch])
     label, labels = range_labels(trace)
     rows = np.r_[around, ranges_around(trace, thread, np.where(has_launch, starts[call], 0))]
     begin = np.r_[since, back]
@@ -366,7 +369,7 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
         np.r_[gap, np.arange(len(low))][of_part],
         np.r_[lasted_ns, held_ns],
         np.r_[during, after, len(texts) + code],
-        np.r_[thread[gap], thread][of_part],
+        np.r_[whose[stretch], thread][of_part],
         np.where(rows >= 0, label[rows], 0)[of_part],
         line[np.r_[at_line, launched_at, site[function]]],
         begin[of_part],
@@ -376,6 +379,33 @@ def _parts(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[tuple[Ints,
     texts += [f"{FUNCTION} ({names[name[row]]})" for row in function[first].tolist()]
     has_length = columns[1] > 0
     return tuple(column[has_length] for column in columns), (texts, labels, list(number_of))
+
+
+def _handed_over(trace: Trace, call: Ints, low: Ints, back: Ints) -> tuple[Ints, ...]:
+    """Say whose time the gaps are until their launch calls return.
+
+    Returns
+    -------
+    tuple
+        Of each stretch its gap, thread, begin and end: first of each gap that of the thread that
+        launched, then of some what came before, of the Python thread that handed it over; between
+        thread and begin the calls whose lines tell where the Python was, of the latter only.
+    """
+    owner = trace.array("thread", fill=-1)
+    starts = trace.array("start_ns")
+    burst = np.where(call >= 0, latest_followed(trace)[call], -1)
+    handed = np.flatnonzero((burst >= 0) & (starts[burst] > low))
+    until = np.minimum(starts[burst[handed]], back[handed])
+    followed, nearer = (calls[burst[handed]] for calls in followed_calls(trace))
+    begin = low.copy()
+    begin[handed] = until
+    return (
+        np.r_[np.arange(len(low)), handed],
+        np.r_[np.where(call >= 0, owner[call], -1), owner[followed]],
+        nearer,
+        np.r_[begin, low[handed]],
+        np.r_[back, until],
+    )
 
 
 def _in_functions(

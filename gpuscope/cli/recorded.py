@@ -25,6 +25,7 @@ from gpuscope.formats.writing import export
 from gpuscope.report import trace_report
 from gpuscope.telling.media import to_text
 from gpuscope.trace.facts import RecordingCost
+from gpuscope.trace.merging import are_ranks
 from gpuscope.trace.model import Trace
 from gpuscope.trace.store import read_parquet
 
@@ -135,7 +136,8 @@ def publish(wanted: Wanted) -> bool:
     if len(ours) > _TOLD:
         complain(f"gpuscope: wrote {len(ours) - _TOLD} more files beside them")
     for path in ours[:1]:
-        complain(f"gpuscope: gpuscope why {path} says more")
+        is_merged = are_ranks([trace for _, trace in traces]) and wanted.target.is_dir()
+        complain(f"gpuscope: gpuscope why {wanted.target if is_merged else path} says more")
     for path in unreadable:
         complain(f"gpuscope: {path} is of no process of gpuscope's, or damaged: it stays there")
     if lacking:

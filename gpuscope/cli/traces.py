@@ -31,7 +31,7 @@ from gpuscope.judging.told import of_findings
 from gpuscope.report import trace_report
 from gpuscope.telling.finding import FindingsResult
 from gpuscope.trace.folder import COMPARISON, is_folder, load_run, trace_names
-from gpuscope.trace.merging import merge
+from gpuscope.trace.merging import are_ranks, merge
 from gpuscope.trace.model import Trace
 from gpuscope.trace.run import Run
 
@@ -229,7 +229,7 @@ def why_command(
         Path,
         typer.Argument(
             help=f"A trace: {suffixes('read')}; the content says which. Or the folder of a run, or "
-            "of a recorded program."
+            "of a recorded program, whose ranks are put on one clock."
         ),
     ],
     every: All = False,  # noqa: FBT002 - typer's form of a flag
@@ -251,8 +251,9 @@ def why_command(
         if trace_names(file):
             tell_run(_saved_run(file), [], None, every=every, as_json=as_json)
             return
-        file = _only_trace(file)
-    trace = load_trace(file)
+        trace = _trace_in(file)
+    else:
+        trace = load_trace(file)
     result = findings(trace)
     broken = problems()
     for problem in broken:
@@ -290,19 +291,21 @@ def _saved_run(folder: Path) -> Run:
     )
 
 
-def _only_trace(folder: Path) -> Path:
-    """Return the one trace in the folder of a recorded program."""
+def _trace_in(folder: Path) -> Trace:
+    """Return the one trace in the folder of a recorded program, or its ranks' as one."""
     files = sorted(folder.glob("*.parquet"))
     if len(files) == 1:
-        return files[0]
+        return load_trace(files[0])
     if not files:
         raise GpuscopeError(
             f"there is no run and no .parquet file in {str(folder)!r}: name the --out folder of a "
             "gpuscope run or record, or a trace"
         )
+    if are_ranks(traces := [_loaded(file) for file in files]):
+        return merge(traces)
     raise GpuscopeError(
-        f"{len(files)} traces are in {str(folder)!r}: name one of them, such as "
-        f"{files[0].name!r}; gpuscope merge puts those of ranks on one clock"
+        f"{len(files)} traces are in {str(folder)!r}, not one of each rank: name one of them, such "
+        f"as {files[0].name!r}"
     )
 
 

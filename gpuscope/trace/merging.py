@@ -109,6 +109,14 @@ def merge(traces: Sequence[Trace]) -> Trace:
     )
 
 
+def are_ranks(traces: Sequence[Trace]) -> bool:
+    """Whether there are several, each of another rank of one world."""
+    ranks = [rank for trace in traces for rank in trace.metadata.ranks]
+    numbers = {rank.rank for rank in ranks}
+    is_each = len(traces) == len(ranks) == len(numbers) > 1
+    return is_each and len({rank.world_size for rank in ranks}) == 1
+
+
 def split(trace: Trace) -> list[Trace]:
     """Return the trace of each rank of a merged one, on one clock, so that merging joins them."""
     facts = trace.metadata

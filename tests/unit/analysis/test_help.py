@@ -549,6 +549,25 @@ def test_products_in_float32_could_be_in_a_narrower_type():
 @pytest.mark.parametrize(("passes", "reduced"), [(4, 4), (4, 1), (1, 1)])
 def test_gradients_that_are_reduced_in_each_micro_step(passes, reduced):
     """Of several backward passes a step, all but the last may leave them."""
+    found = gains(reduced_steps(passes, reduced))
+    change = "reduce gradients once a step"
+    if reduced == 1:
+        assert not any(name == change for name, _ in found)
+    else:
+        assert found[change, "4 times a step"] == pytest.approx(5 * 3 * 3 * 400_000, rel=0.01)
+
+
+def test_what_launches_a_reduction_goes_with_it():
+    found = gains(reduced_steps(4, 4, reduce_ns=1_000, before_ns=500_000, kernels=30))
+    gain_ns = found["reduce gradients once a step", "4 times a step"]
+    assert gain_ns == pytest.approx(5 * 3 * 3 * 500_000, rel=0.02)
+
+
+def reduced_steps(passes, reduced, reduce_ns=400_000, before_ns=0, kernels=1):
+    """Return five steps of so many passes, of which the last so many reduce three gradients.
+
+    Threads take turns where they launch several kernels in each.
+    """
     spans, edges, at, number = [], [], 0, 1
     device_ns = 0
 
@@ -563,18 +582,16 @@ def test_gradients_that_are_reduced_in_each_micro_step(passes, reduced):
 
     for _ in range(5):
         for micro in range(passes):
-            add("gemm forward", 1, 100_000)
+            for _ in range(kernels):
+                add("gemm forward", 1, 100_000 // kernels)
             for _ in range(3):
-                add("gemm backward", 2, 100_000)
+                for _ in range(kernels):
+                    add("gemm backward", 2, 100_000 // kernels)
                 if micro >= passes - reduced:
-                    add("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 2, 400_000)
+                    at += before_ns
+                    add("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 2, reduce_ns)
         add("multi_tensor_apply_kernel", 1, 10_000)
-    found = gains(rows(*spans, edges=edges))
-    change = "reduce gradients once a step"
-    if reduced == 1:
-        assert not any(name == change for name, _ in found)
-    else:
-        assert found[change, "4 times a step"] == pytest.approx(5 * 3 * 3 * 400_000, rel=0.01)
+    return rows(*spans, edges=edges)
 
 
 def test_python_between_launches_in_runs_is_no_pause():
@@ -620,6 +637,63 @@ def test_kernels_with_few_blocks_could_have_more(blocks, lasts_ns, is_told):
     if is_told:
         at_most_ns = 40 * lasts_ns * (1 - blocks / 132)
         assert found["use more thread blocks", about] <= at_most_ns
+
+
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<{}>, X>(int)"
+CONVERTS = (
+    "void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(X)>(int)"
+)
+SOFTMAX = "void (anonymous namespace)::softmax_warp_forward<float, float, float, 10, false>(float)"
+LAYOUT = "void cudnn::engines_precompiled::nchwToNhwcKernel<__half, __half, float, false>(__half)"
+JOINS = "void at::native::(anonymous namespace)::CatArrayBatchedCopy<unsigned, 4, 64, 64>(unsigned)"
+NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+TYPICAL_KERNELS = ("compute in float32", "move tensors less", "fuse kernels", "overlap collectives")
+
+
+@pytest.mark.parametrize(
+    ("step", "change", "about", "saved"),
+    [
+        (["volta_dgemm_128x64_nn", ADD.format("float")], "compute in float32", "kernels", 14 / 15),
+        (["gemm", ADD.format("double")], "compute in float32", "kernels", 1 / 2),
+        (["gemm", CONVERTS], "move tensors less", "copies and conversions", 1),
+        (["gemm", LAYOUT], "move tensors less", "changes of memory layout", 1),
+        (["gemm", JOINS], "move tensors less", "concatenations", 1),
+        (["gemm", ADD.format("float"), SOFTMAX], "fuse kernels", "kernels", 1),
+    ],
+)
+def test_what_kernels_are_for_is_told_where_it_takes_much(step, change, about, saved):
+    found = gains(in_steps(step))
+    about = f"{about} mostly at {LINE.format(7)}"
+    assert found[change, about] == pytest.approx(40 * 1_000_000 * saved, rel=0.01)
+    assert {name for name, _ in found}.isdisjoint({*TYPICAL_KERNELS} - {change})
+    seldom = gains(in_steps(step + ["gemm"] * 12))
+    assert {name for name, _ in seldom}.isdisjoint(TYPICAL_KERNELS)
+
+
+def test_element_wise_kernels_between_products_are_no_chain():
+    found = gains(in_steps(["gemm", ADD.format("float"), "gemm", SOFTMAX]))
+    assert {name for name, _ in found}.isdisjoint(TYPICAL_KERNELS)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_collectives_that_nothing_runs_beside_are_told_of_recorded_ranks(ranks):
+    facts = [{"process": number, "rank": number, "world_size": 2} for number in range(1, ranks + 1)]
+    found = {change for change, _ in gains(in_steps(["gemm", NCCL], ranks=facts))}
+    assert ("overlap collectives" in found) == (ranks == 2)
+
+
+def in_steps(kernels, **metadata):
+    """Return forty steps of kernels of 1 ms, launched long before they run."""
+    spans, edges, at = [], [], 0
+    for number, name in enumerate(kernels * 40):
+        called = number * 1_000
+        spans += [
+            launch(2 * number + 1, 1, called, called + 500, SITE.format(7)),
+            kernel(2 * number + 2, name, at + 2_000, at + 1_002_000, called + 500),
+        ]
+        edges.append((2 * number + 1, 2 * number + 2, "launch"))
+        at += 1_000_000
+    return rows(*spans, edges=edges, **metadata)
 
 
 def test_a_graph_has_no_calls_for_memory():

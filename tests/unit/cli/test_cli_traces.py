@@ -324,6 +324,20 @@ def test_the_first_page_of_a_run_is_what_the_run_printed(command, tmp_path, opti
     assert command("why", out)[0] == cli.FAILED
 
 
+def test_the_first_page_of_a_folder_of_ranks_is_that_of_all(command, trace, tmp_path):
+    merged = tmp_path / "merged.parquet"
+    (tmp_path / "train").mkdir()
+    for rank in (0, 1):
+        of_rank = trace.with_metadata(
+            clock="of this machine", ranks=[{"rank": rank, "world_size": 2}]
+        )
+        gs.export(of_rank, tmp_path / "train" / f"train-rank{rank}.parquet")
+    assert command("merge", tmp_path / "train", "-o", merged)[0] == 0
+    page = command("why", merged)
+    assert page[0] == 0
+    assert command("why", tmp_path / "train") == page
+
+
 def test_the_first_page_of_a_program_s_folder_is_that_of_its_one_trace(command, file, tmp_path):
     page = command("why", file)
     assert page[0] == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -74,14 +75,12 @@ _PINNED_BYTES_PER_US = 50_000
 
 
 # -- waits of a thread --------------------------------------------------------------------------
-def _standstills(
-    change: str, pauses: Iterable[Standstill], view: ProgramView
-) -> Iterator[HelpCase]:
+def _standstills(pauses: Iterable[Standstill], view: ProgramView) -> Iterator[HelpCase]:
     """Yield pauses of a thread that would be the usual ones."""
     for of_cause in pauses:
         which = of_cause.edges & view.kept
         lag = of_cause.usual_ns
-        yield HelpCase(change, of_cause.about, which, lag, basis="recording")
+        yield HelpCase(of_cause.about, which, lag, basis="recording")
 
 
 @mechanism(
@@ -91,7 +90,7 @@ def _standstills(
 )
 def _compiled_anew(view: ProgramView) -> Iterator[HelpCase]:
     """Yield pauses before kernels whose launch configuration is new, and before no others."""
-    return _standstills("compile it once", view.compiled, view)
+    return _standstills(view.compiled, view)
 
 
 @mechanism(
@@ -101,7 +100,7 @@ def _compiled_anew(view: ProgramView) -> Iterator[HelpCase]:
 )
 def _lock_held(view: ProgramView) -> Iterator[HelpCase]:
     """Yield pauses that end as a call of another thread does, far more often than by chance."""
-    return _standstills("do not block with a lock held", view.blocked, view)
+    return _standstills(view.blocked, view)
 
 
 @mechanism(
@@ -111,7 +110,7 @@ def _lock_held(view: ProgramView) -> Iterator[HelpCase]:
 )
 def _interpreter_held(view: ProgramView) -> Iterator[HelpCase]:
     """Yield pauses of whole switch intervals of the interpreter beside another's Python."""
-    return _standstills("give it a process of its own", view.switched, view)
+    return _standstills(view.switched, view)
 
 
 @mechanism(
@@ -125,8 +124,7 @@ def _collector(view: ProgramView) -> Iterator[HelpCase]:
     if (which := view.inside(calls)).any():
         thread = int(view.rows.threads[view.row[which]][0])
         about = thread_names(view.trace).get(thread, f"thread {thread}")
-        words = "collect garbage less often", about, which
-        yield HelpCase(*words, basis="recording", rows=view.call[which])
+        yield HelpCase(about, which, basis="recording", rows=view.call[which])
 
 
 @mechanism(
@@ -137,18 +135,22 @@ def _collector(view: ProgramView) -> Iterator[HelpCase]:
 def _input_late(view: ProgramView) -> Iterator[HelpCase]:
     """Yield where a thread gets what another one puts only then."""
     for about, which in view.each(view.causes.of("hand-over"), view.line, view.lines.__getitem__):
-        yield _no_wait("have input ready", about, which, view)
+        yield _no_wait(about, which, view)
 
 
-def _no_wait(
-    change: str, about: str, which: Bools, view: HelpView, *, beside: Bools | bool = False
-) -> HelpCase:
+def _no_wait(about: str, which: Bools, view: HelpView, *, beside: Bools | bool = False) -> HelpCase:
     """Return a wait that finds all done."""
     calls = view.row[which]
-    words = change, about, view.inside(calls), _CALL_NS, which
     looks = np.array([POLL.search(str(text)) is not None for text in view.rows.coded("name")[1]])
     waits = calls[~looks[view.rows.coded("name")[0][calls]]]
-    return HelpCase(*words, beside=beside, rows=waits if len(waits) else calls)
+    return HelpCase(
+        about,
+        view.inside(calls),
+        _CALL_NS,
+        which,
+        beside=beside,
+        rows=waits if len(waits) else calls,
+    )
 
 
 @mechanism(
@@ -160,7 +162,7 @@ def _waits(view: ProgramView) -> Iterator[HelpCase]:
     """Yield lines at which a thread waits until work is done; a query waits for nothing."""
     for about, which in _host_waits(view):
         if not _is_of_masks(view, view.before[which]):
-            yield _no_wait("do not wait for the GPU", about, which, view)
+            yield _no_wait(about, which, view)
 
 
 @mechanism(
@@ -176,7 +178,7 @@ def _masks(view: ProgramView) -> Iterator[HelpCase]:
     for about, which in _host_waits(view):
         if _is_of_masks(view, view.before[which]):
             beside = view.is_host & (view.line == view.line[which][0])
-            yield _no_wait("keep the mask on the GPU", about, which, view, beside=beside)
+            yield _no_wait(about, which, view, beside=beside)
 
 
 def _host_waits(view: HelpView) -> Iterator[tuple[str, Bools]]:
@@ -211,8 +213,7 @@ def _memory(view: ProgramView) -> Iterator[HelpCase]:
     if which.any():
         beside = np.isin(causes.source, 2 * rows + 1) | np.isin(causes.target, 2 * rows)
         about = _mostly(view, which, "calls")
-        words = "keep the memory", about, which
-        yield HelpCase(*words, basis="recording", beside=beside, rows=view.call[which])
+        yield HelpCase(about, which, basis="recording", beside=beside, rows=view.call[which])
 
 
 def _gets_memory(view: HelpView) -> Bools:
@@ -243,8 +244,7 @@ def _pageable(view: ProgramView) -> Iterator[HelpCase]:
         lag = np.where(which, nbytes * 1000 // _PINNED_BYTES_PER_US, _CALL_NS)
         which = which | view.inside(causes.rows.calls[view.row[which]])
         blocked = causes.of("host wait") & (is_pageable & is_upload)[view.before]
-        words = "pin the memory", "copies of pageable memory", which, lag, blocked
-        yield HelpCase(*words, rows=copied)
+        yield HelpCase("copies of pageable memory", which, lag, blocked, rows=copied)
 
 
 def _copies(view: HelpView) -> Bools:
@@ -275,7 +275,6 @@ def _copies_alone(view: ProgramView) -> Iterator[HelpCase]:
         if which.any():
             gone, instead = _in_two_buffers(view, view.row[which], is_upload=direction == "HtoD")
             yield HelpCase(
-                "copy beside kernels",
                 COPIES[direction],
                 gone=gone,
                 basis="recording",
@@ -285,7 +284,7 @@ def _copies_alone(view: ProgramView) -> Iterator[HelpCase]:
             )
     which = _copies(view) & view.rows.having("copy_kind", (None,))[view.row]
     if which.any():
-        yield HelpCase("copy beside kernels", "copies", which)
+        yield HelpCase("copies", which)
 
 
 def _in_two_buffers(
@@ -345,7 +344,7 @@ def _legacy(view: ProgramView) -> Iterator[HelpCase]:
         legacy = [stream for stream in view.rows.legacy_streams if stream in name_of]
         works = view.causes.of("running") & np.isin(view.rows.streams[view.row], legacy)
         about = _mostly(view, works & view.kept, ", ".join(name_of[stream] for stream in legacy))
-        yield HelpCase("keep off the legacy default stream", about, gone=which)
+        yield HelpCase(about, gone=which)
 
 
 @mechanism(
@@ -389,8 +388,7 @@ def _small_partition(view: ProgramView) -> Iterator[HelpCase]:
     if most in granted and granted[most] < wanted[most]:
         about = f"{names[most]}, {granted[most]} of {whole} SMs"
         about += f", of which about {wanted[most]:.0f} would suit it" * (len(granted) > 1)
-        words = "give it a larger partition", about, inside, lag
-        yield HelpCase(*words, name=str(names[most]), is_exact=True)
+        yield HelpCase(about, inside, lag, name=str(names[most]), is_exact=True)
 
 
 @mechanism(
@@ -415,7 +413,7 @@ def _one_stream(view: ProgramView) -> Iterator[HelpCase]:
     apart |= is_long[view.before] & is_long[view.row] & ~rows.may_fill(view.before, view.row)
     stream = rows.streams[view.row]
     for about, which in view.each(causes.of("stream order") & apart, stream, _named(view)):
-        yield HelpCase("use another stream", about, gone=which)
+        yield HelpCase(about, gone=which)
 
 
 def _named(view: HelpView) -> Callable[[int], str]:
@@ -436,7 +434,7 @@ def _sms_held(view: ProgramView) -> Iterator[HelpCase]:
     waiting = view.causes.of("SMs held", "priority")
     waiting &= rows.streams[view.row] != rows.streams[view.before]
     for about, which in view.each(waiting, rows.streams[view.row], _named(view)):
-        yield HelpCase("give it priority or a partition", about, gone=which)
+        yield HelpCase(about, gone=which)
 
 
 @mechanism(
@@ -453,7 +451,7 @@ def _event_waits(view: ProgramView) -> Iterator[HelpCase]:
     name = _named(view)
     names = [" for ".join(name(int(numbers[at])) for numbers in streams) for at in first]
     for about, which in view.each(view.causes.of("event wait"), pair, names.__getitem__):
-        yield HelpCase("drop the wait between streams", about, gone=which)
+        yield HelpCase(about, gone=which)
 
 
 @mechanism(KEEP_UP, "other ranks wait in collectives for {}", "gs.analysis.collectives(trace)")
@@ -462,7 +460,7 @@ def _late_rank(view: ProgramView) -> Iterator[HelpCase]:
     rank_of = {facts.process: f"rank {facts.rank}" for facts in view.trace.metadata.ranks}
     late = view.causes.of("collective"), view.rows.processes[view.before]
     for about, which in view.each(*late, lambda key: rank_of.get(key, f"process {key}")):
-        yield HelpCase(KEEP_UP, about, gone=which)
+        yield HelpCase(about, gone=which)
 
 
 @mechanism(
@@ -511,8 +509,7 @@ def _repeated_reductions(view: ProgramView) -> Iterator[HelpCase]:
         again |= view.causes.of("collective") & np.isin(view.row, reduced)
         again |= view.leading_to(rows.calls[reduced])
         waiting = view.causes.of("SMs held", "priority") & np.isin(view.before, reduced)
-        words = "reduce gradients once a step", f"{times} times a step", again
-        yield HelpCase(*words, gone=waiting, rows=reduced)
+        yield HelpCase(f"{times} times a step", again, gone=waiting, rows=reduced)
 
 
 # -- launches -------------------------------------------------------------------------------------
@@ -542,7 +539,7 @@ def _ranges_of_launches(view: ProgramView) -> Iterator[HelpCase]:
         cut = _cut_by_waits(view, np.where(inside, within, -1), launching)
         if np.count_nonzero(which & launches) >= 2 * calls and cut <= _CUT * calls:
             share = _CALL_NS / np.maximum(total[within], _CALL_NS)
-            yield HelpCase("record as one graph", about, inside, causes.lag * share)
+            yield HelpCase(about, inside, causes.lag * share)
 
 
 @mechanism(
@@ -563,7 +560,7 @@ def _runs_of_launches(view: ProgramView) -> Iterator[HelpCase]:
     for process_of, which in view.each(short, process, "launches of process {}".format):
         about = _mostly(view, which, process_of)
         beside = quick & (process == process[which][0])
-        yield HelpCase("record as graphs", about, which, _NODE_NS // 2, beside=beside)
+        yield HelpCase(about, which, _NODE_NS // 2, beside=beside)
 
 
 def _cut_by_waits(view: HelpView, within: Ints, launching: Bools) -> int:
@@ -627,7 +624,7 @@ def _python(view: ProgramView) -> Iterator[HelpCase]:
         pauses &= np.array([line in python_lines for line in view.lines])[view.line]
     for about, which in view.each(pauses, view.line, view.lines.__getitem__):
         beside = view.is_code & (view.line == view.line[which][0])
-        yield HelpCase("shorten the Python before", about, which, beside=beside)
+        yield HelpCase(about, which, beside=beside)
 
 
 @mechanism(
@@ -644,7 +641,7 @@ def _host_functions(view: ProgramView) -> Iterator[HelpCase]:
     site, sites = rows.coded("site")
     for about, which in view.each(functions, name[view.row], lambda key: str(names[key])):
         where = [f" at {line}" for line in lines_of(sites[site[view.row[which][0]]])[:1]]
-        yield HelpCase("shorten the host function", "".join([about, *where]), which)
+        yield HelpCase("".join([about, *where]), which)
 
 
 # -- kernels --------------------------------------------------------------------------------------
@@ -662,7 +659,7 @@ def _wide_products(view: ProgramView) -> Iterator[HelpCase]:
     kernels &= rows.having("kind", ("kernel", "graph"))[view.row]
     if (which := kernels & is_wide[name[view.row]]).any():
         about = _mostly(view, which, "float32 products")
-        yield HelpCase("multiply in a narrower type", about, which, view.causes.lag // _NARROWER)
+        yield HelpCase(about, which, view.causes.lag // _NARROWER)
 
 
 def _is_wide(kernel: str) -> bool:
@@ -683,7 +680,7 @@ def _doubles(view: ProgramView) -> Iterator[HelpCase]:
         is_product = np.array([name.startswith("GEMM") for name in named])
         code = view.rows.coded("name")[0][view.row]
         lag = view.causes.lag // np.where(is_product[code], _NARROWER, 2)
-        yield HelpCase("compute in float32", _mostly(view, which, "kernels"), which, lag)
+        yield HelpCase(_mostly(view, which, "kernels"), which, lag)
 
 
 @mechanism(
@@ -697,7 +694,7 @@ def _moves(view: ProgramView) -> Iterator[HelpCase]:
     for pattern, words in _MOVES.items():
         which = _named_kernels(view, pattern)
         if _is_much(view, which):
-            yield HelpCase("move tensors less", _mostly(view, which, words), which)
+            yield HelpCase(_mostly(view, which, words), which)
 
 
 @mechanism(
@@ -718,7 +715,7 @@ def _chains(view: ProgramView) -> Iterator[HelpCase]:
     follows[order[1:][in_chain]] = True
     which = view.kept & view.causes.of("running") & follows[view.row]
     if _is_much(view, which):
-        yield HelpCase("fuse kernels", _mostly(view, which, "kernels"), which)
+        yield HelpCase(_mostly(view, which, "kernels"), which)
 
 
 @mechanism(
@@ -731,7 +728,7 @@ def _exposed_collectives(view: ProgramView) -> Iterator[HelpCase]:
     if len(view.trace.metadata.ranks) > 1:
         which = _named_kernels(view, _COLLECTIVE) & view.on_path
         if _is_much(view, which):
-            yield HelpCase("overlap collectives", _mostly(view, which, "collectives"), which)
+            yield HelpCase(_mostly(view, which, "collectives"), which)
 
 
 def _kernel_names(view: HelpView) -> list[str]:
@@ -783,7 +780,7 @@ def _few_blocks(view: ProgramView) -> Iterator[HelpCase]:
         row = int(view.row[kernels][0])
         where = _mostly(view, kernels, kernel_name(text))
         about = f"{where}, {blocks[row]} blocks on {sms[row]} SMs"
-        yield HelpCase("use more thread blocks", about, kernels, lag)
+        yield HelpCase(about, kernels, lag)
 
 
 @mechanism(TWICE, "", "gs.what_if(trace, faster={{{0!r}: 2}})", is_mend=False, weight=_WHAT_IF / 2)
@@ -798,11 +795,11 @@ def _kernels(view: ProgramView) -> Iterator[HelpCase]:
     holds = causes.of("SMs held", "priority") & (causes.source % 2 == 0)
     for about, which in view.each(kernels, name[view.row], lambda key: str(names[key])):
         waiting = holds & rows.having("name", (about,))[view.before]
-        words = TWICE, kernel_name(about), which | waiting, half
-        yield HelpCase(*words, basis="recording", name=about)
+        yield HelpCase(kernel_name(about), which | waiting, half, basis="recording", name=about)
 
 
 def cases(view: ProgramView) -> Iterator[HelpCase]:
     """Yield what might help."""
     for declared in MECHANISMS.values():
-        yield from declared.cases(view)
+        for case in declared.cases(view):
+            yield replace(case, change=declared.change)

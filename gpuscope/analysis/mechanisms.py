@@ -90,11 +90,11 @@ class HelpCase:
         What code calls that which it is about, where people call it otherwise.
     instead
         Edges, gone or not, and nodes that come before their targets as well.
-    how, slow
-        How to try it, and what is slow, a clause: of a change that another package adds.
+    change, how, slow
+        What to change, how to try it, and what is slow, a clause: of a change that another package
+        adds. Of ours the declaration says it.
     """
 
-    change: str
     about: str
     shorter: Bools | bool = False
     lag: Ints | Floats | int = 0
@@ -103,6 +103,7 @@ class HelpCase:
     beside: Bools | bool = False
     name: str = ""
     instead: tuple[Ints, Ints] | None = None
+    change: str = ""
     how: str = ""
     slow: str = ""
     is_exact: bool = False

@@ -19,4 +19,4 @@ def merged_copies(view: HelpView) -> Iterator[HelpCase]:
     small = view.kept & view.causes.of("running") & copies & (nbytes < SMALL)
     if np.count_nonzero(small) > 1:
         how, slow = "gather them in one array", "copies move few bytes each"
-        yield HelpCase("copy at once", "small copies", small, how=how, slow=slow)
+        yield HelpCase("small copies", small, change="copy at once", how=how, slow=slow)

@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 import numpy as np
 
 from gpuscope._checks import door
-from gpuscope._text import duration, percent
+from gpuscope._text import duration
 from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups, merged
 from gpuscope.analysis.native_threads import followed_calls, latest_followed
@@ -486,16 +486,6 @@ def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause,
         who = called.get(int(thread[part]))
         sums = int(idle_ns[at]), int(gaps[at])
         idle_cause = IdleCause(texts[cause[part]], who, *where, *sums, None, spans, functions[at])
-        causes.append(replace(idle_cause, meanwhile=_meanwhile(idle_cause)))
+        seen = idle_cause.busiest.seen_from(who) if idle_cause.busiest else None
+        causes.append(replace(idle_cause, meanwhile=seen))
     return tuple(causes)
-
-
-def _meanwhile(cause: IdleCause) -> str | None:
-    """Say what the thread did, in a few words."""
-    busiest = cause.busiest
-    if busiest is None:
-        return None
-    who = f"{busiest.thread} " if busiest.thread != cause.thread else ""
-    return (
-        f"{percent(busiest.share)}, {busiest.samples:.0f} samples: {who}{busiest.state}, {busiest}"
-    )

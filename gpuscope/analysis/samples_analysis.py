@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from gpuscope._text import percent
 from gpuscope._types import Floats, Ints
 from gpuscope.trace.columns import codes, combined, rows_of
 from gpuscope.trace.joins import distinct
@@ -56,6 +57,11 @@ class SeenFunction:
     def __str__(self) -> str:
         within = f" ({self.inner})" if self.inner else ""
         return " ← ".join((f"{self.function}{within}", *self.callers))
+
+    def seen_from(self, thread: str | None) -> str:
+        """Say how much of the time and by how many samples, and whose where it is another's."""
+        who = f"{self.thread} " if self.thread and self.thread != thread else ""
+        return f"{percent(self.share)} by {self.samples:,.0f} samples: {who}{self.state}, {self}"
 
 
 class Stretches(NamedTuple):

@@ -133,7 +133,7 @@ class Explanation:
         lines = [f"{line}: {', '.join(clauses)}." if clauses else f"{line}."]
         if self.site:
             lines.append(f"{'Launched' if self.kind in WORK else 'Called'} at {self.site}.")
-        if seen := [_seen(function) for function in self.functions[:_FUNCTIONS]]:
+        if seen := [function.seen_from(None) for function in self.functions[:_FUNCTIONS]]:
             lines.append(f"Of the host's program {', '.join(seen)}.")
         lines += self.doubts
         return "\n".join(map(clean, lines))
@@ -229,14 +229,6 @@ def _functions(trace: Trace, thread: int, parts: Sequence[Part]) -> tuple[SeenFu
     alike = np.zeros(len(of_host), np.int64)
     (functions,) = functions_in(trace, Stretches(alike + thread, begins, ends, alike), 1)
     return functions
-
-
-def _seen(function: SeenFunction) -> str:
-    who = f"{function.thread} " if function.thread else ""
-    return (
-        f"{percent(function.share)} by {function.samples:.0f} samples: {who}{function.state}, "
-        f"{function}"
-    )
 
 
 def _name(rows: SpanRows, row: int, kind: str) -> str:

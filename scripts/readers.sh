@@ -8,6 +8,7 @@
 #   nvtx       the headers of NVTX's writer, for a backend of our own
 #   cuda       the headers of CUDA and NVTX, for the lessons' C++
 #   pyodide    Python for browsers, from npm, and packages for it; left out where npm cannot get it
+#   speedscope the site that shows flame graphs, from npm, too
 #
 # Only a C++ compiler is installed on the machine, where there is none.
 set -u
@@ -18,6 +19,7 @@ NODE=24.19.0
 HTA=0.5.0
 CUDA=13.5
 PYODIDE=314.0.6  # what scripts/lite.py's kernel runs
+SPEEDSCOPE=1.25.0
 
 readers=$PWD/.cache/readers
 python=$PWD/.venv/bin/python
@@ -153,6 +155,17 @@ pyodide() {
     end pyodide
 }
 
+speedscope() {
+    begin speedscope || return 0
+    if ! { command -v npm && (cd "$readers/speedscope.partial" &&
+        quietly npm pack "speedscope@$SPEEDSCOPE" && tar xzf ./*.tgz --strip-components=1 &&
+        rm ./*.tgz); } >/dev/null; then
+        echo 'without speedscope of npm: its test is skipped' >&2
+        return 0
+    fi
+    end speedscope
+}
+
 compiler
 nsight
 perfetto
@@ -161,4 +174,5 @@ hta
 nvtx
 cuda
 pyodide
+speedscope
 rm -rf "$readers/log" "$readers/apt"

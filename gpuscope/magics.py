@@ -21,7 +21,7 @@ from gpuscope import figures, telling
 from gpuscope._files import check_new
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean, clean_lines
-from gpuscope.analyses import findings, known_analyses
+from gpuscope.analyses import findings_alone, known_analyses
 from gpuscope.analysis.result import Result
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
@@ -222,7 +222,7 @@ def _show(trace: Trace, *, with_timeline: bool) -> None:
             "the recording begins, and CUDA's work needs CUPTI (gpuscope doctor says what is "
             "missing)"
         )
-    for finding in findings(trace).findings if has_work else ():
+    for finding in findings_alone(trace).findings if has_work else ():
         _say(telling.to_text(finding))
     if with_timeline:
         display(figures.timeline(trace))

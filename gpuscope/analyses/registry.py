@@ -88,18 +88,29 @@ def findings(trace: Trace) -> FindingsResult:
     >>> [finding.family for finding in result.findings][0]
     'escape'
     """
-    by_analysis = {analysis: analysis.found_in(trace) for analysis in known_analyses()}
-    declared = (finding for several in by_analysis.values() for finding in several)
-    result = ranked(trace, [*of_missing_rows(trace), *declared])
-    if result.is_of_program:  # nobody asks of an ordinary one whether it stayed on its SMs
-        asked = tuple(finding for finding in result.findings if finding.rule != "confined.uncarved")
-        result = replace(result, findings=asked)
+    result, by_analysis = _found(trace)
     to_act_on = [
         analysis
         for analysis, several in by_analysis.items()
         if analysis not in FIRST and any(finding.is_problem for finding in several)
     ]
     return replace(result, sections=tuple(_sections(trace, [*to_act_on, *FIRST])))
+
+
+def findings_alone(trace: Trace) -> FindingsResult:
+    """Make what a first page says, without the results below it."""
+    return _found(trace)[0]
+
+
+def _found(trace: Trace) -> tuple[FindingsResult, dict[Analysis, tuple[Finding, ...]]]:
+    """Return what is said, and what each analysis declared of it."""
+    by_analysis = {analysis: analysis.found_in(trace) for analysis in known_analyses()}
+    declared = (finding for several in by_analysis.values() for finding in several)
+    result = ranked(trace, [*of_missing_rows(trace), *declared])
+    if result.is_of_program:  # nobody asks of an ordinary one whether it stayed on its SMs
+        asked = tuple(finding for finding in result.findings if finding.rule != "confined.uncarved")
+        result = replace(result, findings=asked)
+    return result, by_analysis
 
 
 def _sections(trace: Trace, analyses: Iterable[Analysis]) -> Iterator[tuple[str, Result]]:
@@ -148,4 +159,4 @@ def findings_by_setting(traces: Mapping[str, Trace]) -> list[tuple[str, Finding]
     >>> [(about, finding.rule) for about, finding in gs.telling.findings_by_setting(traces)][0]
     ('', 'escape.outside')
     """
-    return by_setting({setting: findings(trace) for setting, trace in traces.items()})
+    return by_setting({setting: findings_alone(trace) for setting, trace in traces.items()})

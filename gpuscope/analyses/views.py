@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from gpuscope.analyses.registry import findings
+from gpuscope.analyses.registry import findings_alone
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.model import Trace
@@ -44,7 +44,7 @@ def finding_rows(trace: Trace) -> pa.Table:
             finding.advice or None,
             next((shown.span for shown in finding.spans), None),
         )
-        for finding in findings(trace).findings
+        for finding in findings_alone(trace).findings
     ]
     return _table(rows, _FINDINGS)
 

@@ -86,7 +86,7 @@ def path_columns(
     ranks = {facts.process: facts.rank for facts in trace.metadata.ranks}
     return starts, {
         "kind": (kind, list(PATH_KINDS)),
-        "span": _values(row, lambda number: int(rows.ids[number])),
+        "span": _ids(rows.ids, row),
         "name": (np.where(is_host, len(names), name[row]), [*names, ""]),
         "kernel": _values(np.where(is_run, name[row], -1), names.__getitem__),
         "thread": _values(thread, int),
@@ -103,6 +103,15 @@ def _values(keys: Ints, value: Callable[[int], Any]) -> Column:
     values = [None if key < 0 else value(key) for key in distinct.tolist()]
     number = {cell: at for at, cell in enumerate(dict.fromkeys(values))}
     return np.array([number[cell] for cell in values], np.int64)[code], list(number)
+
+
+def _ids(ids: Ints, rows: Ints) -> Column:
+    """Return a column of the ids of rows, −1 for none."""
+    distinct, code = np.unique(rows, return_inverse=True)
+    values: list[int | None] = ids[distinct].tolist()
+    if len(distinct) and distinct[0] < 0:
+        values[0] = None
+    return code, values
 
 
 def next_call(rows: Ints, is_call: Bools) -> Ints:

@@ -14,7 +14,7 @@ from pathlib import Path
 from gpuscope._files import make_folder, write_text
 from gpuscope._tables import paragraph, terminal_width
 from gpuscope._text import counted, shortened
-from gpuscope.analyses import findings
+from gpuscope.analyses import findings_alone
 from gpuscope.cli.app import complain
 from gpuscope.device.diagnose import check_cupti
 from gpuscope.errors import GpuscopeError
@@ -321,7 +321,7 @@ def _tell(traces: _Traces) -> None:
     """Say what traces come to, and what is in them: all of it is to be one screen."""
     width = terminal_width()
     for number, (who, trace) in enumerate(traces):
-        texts = [to_text(finding) for finding in findings(trace).findings[:_FOUND]]
+        texts = [to_text(finding) for finding in findings_alone(trace).findings[:_FOUND]]
         lines = "\n".join(texts).splitlines()
         lines = lines[:1] if number else lines
         for line in [*lines, f"{who}: {counted(trace.kind_counts())}; {trace.origin}"]:

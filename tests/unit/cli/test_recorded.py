@@ -115,7 +115,7 @@ def test_ctrl_c_while_looking_for_what_happened_loses_nothing(published, tmp_pat
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(recorded, "findings", interrupted)
+    monkeypatch.setattr(recorded, "findings_alone", interrupted)
     both = [ProcessFacts(GONE, name, ended=True, at_ns=1) for name in ("a", "b")]
     is_complete, told, work = published(*both, traces=["1-0-1.parquet", "1-1-1.parquet"])
     assert is_complete

@@ -101,7 +101,7 @@ def judged(name: str, times: dict, folder: Path) -> dict:
     else:
         is_first = changes[0].change == wanted
         change = next((each for each in changes if each.change == wanted), changes[0])
-        gain, least, most, whole_ns = change.gain_ns, change.low_ns, change.most_ns, span_ns
+        gain, least, most, whole_ns = change.gain_ns, change.low_ns, change.high_ns, span_ns
         about = f"{changes[0].change}: {changes[0].about}"
     gains = [
         1 - mended / slow for slow, mended in zip(times["slow_s"], times["mended_s"], strict=True)

@@ -188,8 +188,8 @@ def _of_change(change: Change, span_ns: int) -> Finding:
     subject = {"change": change.change, "about": change.about, "basis": change.basis}
     subject["how"] = change.code
     if change.basis == "bound":
-        most = Quantity("most", change.most_ns, "ns")
-        share = Quantity("share", change.most_ns / span_ns, "%")
+        most = Quantity("most", change.high_ns, "ns")
+        share = Quantity("share", change.high_ns / span_ns, "%")
         return Finding("program.may-help", "warning", subject, (most, share))
     severity: Severity = "note" if change.change == TWICE else "warning"
     mean, low, high = (ns / span_ns for ns in (change.gain_ns, change.low_ns, change.high_ns))

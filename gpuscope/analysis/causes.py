@@ -27,6 +27,7 @@ from gpuscope.analysis.work_causes import ALWAYS, NEVER, NUMBER, Edges, add_work
 from gpuscope.analysis.work_parts import WorkParts
 from gpuscope.trace.columns import combined, once
 from gpuscope.trace.model import Trace
+from gpuscope.trace.schema import CALLS
 
 NEVER_NS = 1 << 62
 """Slack of what leads nowhere."""
@@ -420,7 +421,7 @@ def _behind_looks(rows: SpanRows, threads: Ints, times: Ints, looked: Ints) -> B
     is_elastic = np.zeros(len(rows.ids), bool)
     if not len(looked):
         return is_elastic
-    calls = np.flatnonzero(rows.having("kind", ("api", "sync", "event")))
+    calls = np.flatnonzero(rows.having("kind", CALLS))
     calls = calls[np.lexsort((times[2 * calls], threads[2 * calls]))]
     after = np.isin(calls[:-1], looked) & (threads[2 * calls[1:]] == threads[2 * calls[:-1]])
     behind = np.zeros(len(rows.ids) + 1, bool)

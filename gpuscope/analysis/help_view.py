@@ -10,11 +10,12 @@ import numpy as np
 from gpuscope._types import Bools, Ints
 from gpuscope.analysis.causes import Causes
 from gpuscope.analysis.native_threads import followed_calls
-from gpuscope.analysis.path_columns import CALLS, around, next_call
+from gpuscope.analysis.path_columns import around, next_call
 from gpuscope.trace.columns import combined, rows_of
 from gpuscope.trace.joins import distinct
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import ranges_in
+from gpuscope.trace.schema import CALLS
 from gpuscope.trace.sites import lines_of
 
 _MOST = 4

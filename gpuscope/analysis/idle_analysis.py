@@ -30,7 +30,7 @@ from gpuscope.trace.columns import (
 from gpuscope.trace.joins import distinct, innermost, union
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, range_labels, ranges_around, ranges_in, thread_names
-from gpuscope.trace.schema import COLLECTION, GPU_WORK, HOLDS_LOCK, LATEST_NS, WAITS_FOR_LOCK
+from gpuscope.trace.schema import CALLS, COLLECTION, GPU_WORK, HOLDS_LOCK, LATEST_NS, WAITS_FOR_LOCK
 from gpuscope.trace.sites import lines_of
 
 LAUNCH = "in the launch call"
@@ -296,7 +296,7 @@ def _cut(trace: Trace, calls: Ints, thread: Ints, low: Ints, high: Ints) -> tupl
 
 def _cause_of_calls(trace: Trace, launches: Ints) -> tuple[list[str], Ints, Ints]:
     """Return causes in words; row → which of them the time in that call is; and the calls."""
-    every = distinct(np.r_[rows_of(trace, "api", "sync", "event"), launches])
+    every = distinct(np.r_[rows_of(trace, *CALLS), launches])
     is_sync = np.isin(every, rows_of(trace, "sync"))
     name, names = codes(trace.spans.column("name"))
     first, code = combined(name[every], is_sync.astype(np.int64))

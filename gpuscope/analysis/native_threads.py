@@ -7,9 +7,7 @@ import numpy as np
 from gpuscope._types import Array, Ints
 from gpuscope.trace.columns import codes, is_open, once, rows_of
 from gpuscope.trace.model import Trace
-from gpuscope.trace.schema import LATEST_NS
-
-CALLS = ("api", "sync", "event")
+from gpuscope.trace.schema import CALLS, LATEST_NS
 
 
 @once

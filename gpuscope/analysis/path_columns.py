@@ -16,6 +16,7 @@ from gpuscope.trace.columns import rows_of
 from gpuscope.trace.joins import innermost
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import range_labels, ranges_in
+from gpuscope.trace.schema import CALLS
 from gpuscope.trace.sites import lines_of
 
 LASTING = ("range", "handle")
@@ -26,7 +27,6 @@ PATH_KINDS = (
 )
 """Kinds of parts of a path."""
 _PART = {kind: number for number, kind in enumerate(PATH_KINDS)}
-CALLS = ("api", "sync", "event")
 ENDING = (*WORK, *CALLS, "handle")
 """Kinds of rows one of which ends a trace."""
 _AS = {

@@ -16,7 +16,7 @@ from gpuscope.analysis.result import Result, Row, about
 from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import REPEATED, kernel_name, range_labels, ranges_in
-from gpuscope.trace.schema import COLLECTION, GPU_WORK, LATEST_NS, SAMPLED
+from gpuscope.trace.schema import CALLS, COLLECTION, GPU_WORK, LATEST_NS, SAMPLED
 from gpuscope.trace.sites import lines_of
 
 HAND_OVER = re.compile(
@@ -270,7 +270,7 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Fou
     kind = combined(what)[1]
     starts = trace.array("start_ns")[calls]
     ends = trace.array("end_ns", fill=0)[calls]
-    waits = rows_of(trace, "api", "sync", "event")
+    waits = rows_of(trace, *CALLS)
     of_cuda = ~np.array([bool(HAND_OVER.search(str(text))) for text in names])[name[waits]]
     waits = waits[of_cuda & (trace.array("thread", fill=-1)[waits] == number)]
     left = np.sort(np.r_[starts[0], trace.array("end_ns", fill=0)[waits]])
@@ -369,7 +369,7 @@ def _told_by_news(trace: Trace, thread: int, bounds: Ints, warm: int) -> int:
         return warm
     starts = trace.array("start_ns")
     ends = trace.array("end_ns", fill=0)
-    calls = rows_of(trace, "api", "sync", "event")
+    calls = rows_of(trace, *CALLS)
     calls = calls[trace.array("thread", fill=-1)[calls] == thread]
     calls = calls[np.argsort(starts[calls], kind="stable")]
     name = codes(trace.spans.column("name"))[0]

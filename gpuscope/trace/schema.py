@@ -103,6 +103,8 @@ IN_CALL = "in system call "
 number of the call; the one before where the system does not say whether it runs."""
 GPU_WORK = ("kernel", "memcpy", "memset", "graph")
 """The kinds that keep a GPU busy; a graph's launch recorded as a whole stands for its work."""
+CALLS = ("api", "sync", "event")
+"""Kinds of rows that are calls of a thread."""
 SAMPLED = ("counter", "stack")
 """The kinds that last as long as the recording, whatever the program did."""
 _COPIES = "HtoD DtoH HtoA AtoH AtoA AtoD DtoA DtoD HtoH PtoP"

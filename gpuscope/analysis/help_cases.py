@@ -16,6 +16,7 @@ from gpuscope.analysis.mechanisms import MECHANISMS, HelpCase, mechanism
 from gpuscope.analysis.path_columns import around
 from gpuscope.analysis.span_rows import OPEN
 from gpuscope.analysis.standstill import ProgramView, Standstill
+from gpuscope.trace.collectives import is_nccl
 from gpuscope.trace.columns import combined
 from gpuscope.trace.naming import (
     COPIES,
@@ -54,9 +55,8 @@ _MOVES = {
     re.compile("^concatenate"): "concatenations",
 }
 _ELEMENTWISE = re.compile("elementwise_kernel|softmax|SoftMax|dropout|^cupy_")
-_COLLECTIVE, _NO_COLLECTIVE = re.compile("^NCCL "), re.compile("^(?!NCCL )")
 """What kernels are called that compute in float64, that only move data, and what that is; parts of
-names of those whose results a compiler hands on in registers; and what NCCL's are called."""
+names of those whose results a compiler hands on in registers."""
 _TYPICAL = 0.1
 """Share of the time that kernels take in most programs which are found in most programs."""
 _CUT = 0.1
@@ -726,7 +726,7 @@ def _chains(view: ProgramView) -> Iterator[HelpCase]:
 def _exposed_collectives(view: ProgramView) -> Iterator[HelpCase]:
     """Yield collectives of several recorded ranks that hold the program up while they run."""
     if len(view.trace.metadata.ranks) > 1:
-        which = _named_kernels(view, _COLLECTIVE) & view.on_path
+        which = _running_kernels(view) & _is_collective(view) & view.on_path
         if _is_much(view, which):
             yield HelpCase(_mostly(view, which, "collectives"), which)
 
@@ -739,10 +739,20 @@ def _kernel_names(view: HelpView) -> list[str]:
 def _named_kernels(view: HelpView, pattern: re.Pattern[str]) -> Bools:
     """Edge → whether it is a kernel that runs, of such a name."""
     meant = np.array([pattern.search(name) is not None for name in _kernel_names(view)])
+    of_name: Bools = meant[view.rows.coded("name")[0][view.row]]
+    return _running_kernels(view) & of_name
+
+
+def _running_kernels(view: HelpView) -> Bools:
     running = view.kept & view.causes.of("running")
-    running &= view.rows.having("kind", ("kernel",))[view.row]
-    of_name: Bools = running & meant[view.rows.coded("name")[0][view.row]]
-    return of_name
+    return running & view.rows.having("kind", ("kernel",))[view.row]
+
+
+def _is_collective(view: HelpView) -> Bools:
+    """Edge → whether its row is NCCL's."""
+    code, names = view.rows.coded("name")
+    of_nccl: Bools = is_nccl(names)[code][view.row]
+    return of_nccl
 
 
 def _is_much(view: HelpView, which: Bools) -> bool:
@@ -773,7 +783,7 @@ def _few_blocks(view: ProgramView) -> Iterator[HelpCase]:
     blocks, sms = rows.blocks_and_sms
     is_small = (2 * blocks <= sms) & rows.having("kind", ("kernel",))
     is_small &= rows.ends - rows.starts > _LONG_NS
-    which = _named_kernels(view, _NO_COLLECTIVE) & is_small[view.row]
+    which = _running_kernels(view) & ~_is_collective(view) & is_small[view.row]
     lag = view.causes.lag * blocks[view.row] // np.maximum(sms[view.row], 1)
     name, names = rows.coded("name")
     for text, kernels in view.each(which, name[view.row], lambda key: str(names[key])):

@@ -15,6 +15,7 @@ from gpuscope.analysis.ranks_analysis import ranks
 from gpuscope.analysis.steps_analysis import compile_pauses_ns, steps
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding, Quantity, Severity, Shown, counts
+from gpuscope.trace.collectives import is_nccl
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name
 from gpuscope.trace.schema import GPU_WORK
@@ -76,6 +77,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         least = Quantity("least", WORTH_A_MEND, "%")
         findings.append(Finding("program.limit", "note", {}, (least,)))
     is_said = any(finding.severity == "warning" for finding in findings)
+    findings += _of_one_rank(trace, first.expected_ns if first is not None else 0)
     yield from findings
     if share >= IDLE:
         label = trace.metadata.setting or ""
@@ -167,6 +169,25 @@ def _of_path(path: CriticalPathResult, busy: float, kernels: float) -> Finding:
         }
         values += (Quantity("share", took_ns / whole_ns, "%"),)
     return Finding("program.busy", "note", subject, values)
+
+
+def _of_one_rank(trace: Trace, expected_ns: float) -> Iterator[Finding]:
+    """Say that collectives of one rank alone tell nothing of whom they waited for.
+
+    A warning, where they take more than what is expected of the best change.
+    """
+    ranks = trace.metadata.ranks
+    if len(ranks) != 1 or ranks[0].world_size == 1:
+        return
+    path = steady_path(trace)
+    times_ns = path.by("kernel")
+    of_nccl = is_nccl([*times_ns])
+    took_ns = sum(ns for ns, is_of_it in zip(times_ns.values(), of_nccl, strict=True) if is_of_it)
+    share = took_ns / max(path.end_ns - path.start_ns, 1)
+    if share >= IDLE:
+        of_all = {"rank": str(ranks[0].rank), "ranks": str(ranks[0].world_size)}
+        severity: Severity = "warning" if took_ns > expected_ns else "note"
+        yield Finding("program.one-rank", severity, of_all, (Quantity("share", share, "%"),))
 
 
 def _of_stragglers(trace: Trace, span_ns: int) -> Iterator[Finding]:

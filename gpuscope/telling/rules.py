@@ -205,6 +205,11 @@ RULES = {
         "[{colon} ]{fault}, {times} times"
         "[, {each} each][ instead of {usual}][: {took}][, {share} of the time]"
     ),
+    "program.one-rank": Rule(
+        "Collectives take {share} of the critical path of rank {rank} of {ranks}: who came late to "
+        "them, only the traces of all ranks tell",
+        "gpuscope why of the folder that has them all, or gs.merge(…).",
+    ),
     "program.limit": Rule("No change was found that would gain more than {least}"),
     "program.idle": Rule(
         "Nothing ran on the GPU for {idle} of {time}[, behind {warm_up} of warm-up][, the mean of "

@@ -682,6 +682,18 @@ def test_collectives_that_nothing_runs_beside_are_told_of_recorded_ranks(ranks):
     assert ("overlap collectives" in found) == (ranks == 2)
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_collectives_of_one_rank_of_several_are_told(world_size):
+    facts = [{"process": 1, "rank": 0, "world_size": world_size}]
+    found = gs.findings(in_steps(["gemm", NCCL], ranks=facts)).findings
+    told = [finding for finding in found if finding.rule == "program.one-rank"]
+    assert len(told) == world_size - 1
+    for finding in told:
+        assert (finding.severity, finding.subject) == ("warning", {"rank": "0", "ranks": "2"})
+        (share,) = finding.values
+        assert share.value == pytest.approx(1 / 2, abs=0.01)
+
+
 def in_steps(kernels, **metadata):
     """Return forty steps of kernels of 1 ms, launched long before they run."""
     spans, edges, at = [], [], 0

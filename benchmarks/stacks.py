@@ -1,6 +1,7 @@
 """How true sampled stacks are, how safe, and what they cost: without a GPU.
 
-    python benchmarks/stacks.py [--only truth|nasty|stored|endings|cost] [--seconds S] [--out FILE]
+    python benchmarks/stacks.py [--only truth|nasty|stored|endings|taken|cost] [--seconds S]
+                                [--out FILE]
 
 *truth*: twelve constructs take turns in a thread that reads the clock around each; told is how far
 the share of samples in each one's line is off. *nasty*: threads make and free codes at addresses
@@ -30,6 +31,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from facts import BESIDE, row, spread, write
@@ -44,7 +46,7 @@ from gpuscope.trace.metadata import TraceMetadata
 
 HERTZ = 1000
 RECORD_HERTZ = 200
-PARTS = ("truth", "nasty", "stored", "endings", "cost")
+PARTS = ("truth", "nasty", "stored", "endings", "taken", "cost")
 ROUNDS = 9
 MORE = ("samples", "torn", "late", "impossible", "lost")
 """What is printed beside a value."""
@@ -354,10 +356,11 @@ class Journal:
     """Counts what it gets, as the recording's packs it."""
 
     def __init__(self) -> None:
-        self.nbytes = 0
+        self.nbytes = self.stacks = 0
 
     def note_stacks(self, stacks: NewStacks) -> None:
         self.nbytes += len(msgspec.msgpack.encode(stacks))
+        self.stacks += len(stacks.texts)
 
 
 def stored(seconds: float) -> Iterator[dict]:
@@ -387,6 +390,45 @@ def stored(seconds: float) -> Iterator[dict]:
                 f"stored in the {what} at {RECORD_HERTZ} Hz, {count} threads, each",
                 "≤ 30 kB/s", each, "kB/s", met=each <= 30, runs=len(trace),
             )  # fmt: skip
+
+
+# -- taken ---------------------------------------------------------------------------------
+FUNCTION = """
+def call_{0}(depth, following):
+    if depth == 0:
+        return sum(range(3_000))
+    return functions[following[depth % len(following)]](depth - 1, following)
+"""
+FUNCTIONS, DEEP = 300, 30
+"""Of how many functions stacks are made, and how deep they are."""
+
+
+def taken(seconds: float) -> Iterator[dict]:
+    """Yield the CPU time of a reader's thread for each stack that is new."""
+    space: dict[str, Any] = {}
+    text = "".join(map(FUNCTION.format, range(FUNCTIONS)))
+    exec(compile(text, "/site-packages/calls/several.py", "exec"), space)  # noqa: S102 - ours
+    functions = space["functions"] = [space[f"call_{number}"] for number in range(FUNCTIONS)]
+    sampler, journal = StackSampler(RECORD_HERTZ, os.getpid()), Journal()
+    sampler.journal = journal
+    if why := sampler.start():
+        raise SystemExit(why)
+    per_stack_ms, chance = [], random.Random(0)  # noqa: S311 - no secrets
+    for _ in range(ROUNDS):
+        end_s = time.perf_counter() + seconds / ROUNDS
+        while time.perf_counter() < end_s:
+            following = [chance.randrange(FUNCTIONS) for _ in range(DEEP)]
+            functions[following[0]](DEEP, following)
+        before, began_ns = journal.stacks, time.thread_time_ns()
+        sampler.take()
+        took_ns = time.thread_time_ns() - began_ns
+        per_stack_ms.append(took_ns / 1e6 / max(journal.stacks - before, 1))
+    sampler.close()
+    yield row(
+        f"a new stack of {DEEP} calls, taken by the recording", BESIDE,
+        statistics.median(per_stack_ms), "ms", met=True,
+        spread=spread(per_stack_ms), stacks=journal.stacks,
+    )  # fmt: skip
 
 
 # -- cost ----------------------------------------------------------------------------------
@@ -436,7 +478,7 @@ def main() -> None:
         raise SystemExit(f"Python's threads are not sampled: {why}")
     rows = []
     for name, measure in zip(
-        PARTS, (truth, nasty, stored, endings, lambda _: cost(0.2)), strict=True
+        PARTS, (truth, nasty, stored, endings, taken, lambda _: cost(0.2)), strict=True
     ):
         if name in (asked.only or PARTS):
             for found in measure(asked.seconds):

@@ -11,7 +11,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from types import FrameType
 
@@ -38,6 +38,8 @@ def middle(ask):
 def inner(ask):
     return (ask(), frames(1))
 """
+_LINES = 1 << 16
+"""Of how many lines it is remembered what they are."""
 _PATHS: dict[str, Path] = {}
 """File of a site as it is told → where it is on this machine."""
 
@@ -84,6 +86,7 @@ def _lines(number: int) -> list[tuple[str, int, str]]:
     return [*map(line_of, fastpath.site_lines(number))] if fastpath is not None else []
 
 
+@lru_cache(_LINES)
 def line_of(parts: tuple[str, str, int, bytes, int]) -> tuple[str, int, str]:
     """Return file, line and function of a line as C tells it: by its code and an offset."""
     file, name, first, table, offset = parts
@@ -124,23 +127,33 @@ def site_text(number: int) -> str:
 
 def text_of(lines: Iterable[tuple[str, int, str]]) -> str:
     """Return file, line and function of lines as a text, with files named as above."""
-    named = [(_named(file), line, function) for file, line, function in lines]
+    folders = _folders()
+    named = [(_named(file, folders), line, function) for file, line, function in lines]
     return json.dumps(named) if named else ""
 
 
-def _named(file: str) -> str:
+def _folders() -> tuple[str, str, str]:
+    """Return the program's folder, the one it runs in, and the user's own."""
+    # A script's module has lost its file when the interpreter ends.
+    main = getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0]
+    here = os.getcwd()  # noqa: PTH109 - Path.cwd() takes longer than all else here
+    home = os.path.expanduser("~")  # noqa: PTH111 - Path.home() raises where there is none
+    return os.path.dirname(os.path.join(here, main)), here, home  # noqa: PTH118, PTH120
+
+
+@lru_cache(_LINES)
+def _named(file: str, folders: tuple[str, ...]) -> str:
+    """Return what a file is called; kept, as a recorded program waits for it at each new stack."""
     if name := _cell(file):
         _PATHS[name] = Path(file)
         return name
     path = Path(file)
     if not path.is_absolute():
         return file
-    # A script's module has lost its file when the interpreter ends.
-    main = getattr(sys.modules.get("__main__"), "__file__", None) or sys.argv[0]
-    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is none
+    *own, home = map(Path, folders)
     inside = [
         path.relative_to(folder)
-        for folder in (Path(main).absolute().parent, Path.cwd())
+        for folder in own
         if path.is_relative_to(folder) and not home.is_relative_to(folder)
     ]
     name = (inside[0] if inside else Path(*path.parts[-2:])).as_posix()

@@ -278,7 +278,11 @@ def _add_turns(rows: SpanRows, threads: Ints, nodes: Ints, times: Ints, edges: E
 
     Two threads of a process take turns if they seldom call between two calls of the other: one
     waits for the other, such as PyTorch's main thread for autograd's, or both for the interpreter.
+    Nobody waits for a thread that only looks, such as NCCL's watchdog.
     """
+    name, names = rows.coded("name")
+    looks = np.array([bool(POLL.search(text or "")) for text in names])[name[nodes // 2]]
+    nodes = nodes[~np.isin(threads[nodes], np.setdiff1d(threads[nodes], threads[nodes[~looks]]))]
     process = rows.processes[nodes // 2]
     order = np.lexsort((times[nodes], process))
     nodes = nodes[order]

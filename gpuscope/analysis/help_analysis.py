@@ -12,7 +12,7 @@ from gpuscope._checks import SeveralOf, door
 from gpuscope._text import percent
 from gpuscope._types import Bools, Ints
 from gpuscope.analysis.causes import find_causes
-from gpuscope.analysis.help_cases import KEEP_UP, cases
+from gpuscope.analysis.help_cases import cases
 from gpuscope.analysis.mechanisms import (
     MECHANISMS,
     Basis,
@@ -22,12 +22,10 @@ from gpuscope.analysis.mechanisms import (
     saved_ns,
 )
 from gpuscope.analysis.path_columns import ending, last_node
-from gpuscope.analysis.ranks_analysis import ranks
 from gpuscope.analysis.result import Result, Row, about
 from gpuscope.analysis.sm_schedule import SmSchedule
 from gpuscope.analysis.standstill import ProgramView
 from gpuscope.analysis.steps_analysis import steps
-from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import once
 from gpuscope.trace.joins import distinct
 from gpuscope.trace.model import Trace
@@ -313,22 +311,29 @@ def _changes(
 
 
 def _seen(change: Change, case: HelpCase, view: ProgramView) -> Change:
-    """Say how often what a change mends comes, how long that takes in all, and would take then."""
+    """Say how often what a change mends comes, how long that takes in all, and would take then.
+
+    Of several ranks that have it, the mean.
+    """
     saved = saved_ns(case, view)
     edges = np.flatnonzero(saved > 0)
     rows = None if case.rows is None else distinct(case.rows)
     if rows is not None:
         edges = edges[np.isin(view.row[edges], rows) & ~view.is_host[edges]]
-    left_ns = int((view.lasts[edges] - saved[edges]).sum()) if np.ndim(case.lag) else None
+    elif is_order := not np.any(case.shorter):  # which takes no time, but on the path
+        edges = edges[view.on_path[edges]]
+    took_ns = int(view.lasts[edges].sum())
+    left_ns = took_ns - int(saved[edges].sum()) if np.ndim(case.lag) else None
     if rows is not None:
         times = view.causes.times
         took_ns = int((times[2 * rows + 1] - times[2 * rows]).sum())
-        return replace(change, times=len(rows), took_ns=took_ns, usual_ns=left_ns)
-    is_order = not np.any(case.shorter)  # which takes no time, but on the path
-    edges = edges[view.on_path[edges]] if is_order else edges
-    shown = distinct(np.where(view.is_host[edges], view.coming[edges], view.row[edges]))
-    took_ns = 0 if is_order else int(view.lasts[edges].sum())
-    return replace(change, times=len(shown), took_ns=took_ns, usual_ns=left_ns)
+    else:
+        rows = distinct(np.where(view.is_host[edges], view.coming[edges], view.row[edges]))
+        took_ns = 0 if is_order else took_ns
+    ranks = max(len(view.trace.metadata.ranks), 1)
+    count = min(ranks, len(np.unique(view.rows.processes[rows]))) or 1
+    left_ns = None if left_ns is None else left_ns // count
+    return replace(change, times=len(rows) // count, took_ns=took_ns // count, usual_ns=left_ns)
 
 
 def _added(
@@ -354,17 +359,5 @@ def _added(
 
 @once
 def help_in_steps(trace: Trace) -> HelpResult:
-    """Rank changes by what the steady time of a program would gain; of ranks, that none is late."""
-    result = what_would_help(trace, steps(trace).steady_ns)
-    try:
-        late = ranks(trace).straggler
-    except MissingEvidence:
-        return result
-    waited_ns = late.held_up_ns // (len(trace.metadata.ranks) - 1)
-    why = f"came last to {late.last} collectives: others waited {waited_ns / 1e6:,.4g} ms each"
-    bounds = waited_ns, 0, waited_ns, waited_ns
-    about = f"rank {late.rank}" + f", {late.line}" * bool(late.line)
-    keep_up = Change(KEEP_UP, about, *bounds, "bound", why, "gs.analysis.ranks(trace)")
-    changes = [keep_up, *(change for change in result.changes if change.change != KEEP_UP)]
-    ordered = _in_order(changes)
-    return replace(result, changes=ordered, then=result.then if ordered[0] != keep_up else None)
+    """Rank changes by what the steady time of a program would gain."""
+    return what_would_help(trace, steps(trace).steady_ns)

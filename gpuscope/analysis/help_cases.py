@@ -14,8 +14,10 @@ from gpuscope.analysis.help_view import PAUSE_NS, HelpView
 from gpuscope.analysis.idle_analysis import MEMORY_CALL
 from gpuscope.analysis.mechanisms import MECHANISMS, HelpCase, mechanism
 from gpuscope.analysis.path_columns import around
+from gpuscope.analysis.ranks_analysis import ranks
 from gpuscope.analysis.span_rows import OPEN
 from gpuscope.analysis.standstill import ProgramView, Standstill
+from gpuscope.errors import MissingEvidence
 from gpuscope.trace.collectives import is_nccl
 from gpuscope.trace.columns import combined
 from gpuscope.trace.naming import (
@@ -59,6 +61,8 @@ _ELEMENTWISE = re.compile("elementwise_kernel|softmax|SoftMax|dropout|^cupy_")
 names of those whose results a compiler hands on in registers."""
 _TYPICAL = 0.1
 """Share of the time that kernels take in most programs which are found in most programs."""
+_MUCH_LATER = 2
+"""How many times as long others wait for a rank that is late as for any other."""
 _CUT = 0.1
 """Share of ranges with a wait between launches, up to which their launches are a graph."""
 _RUN = 16
@@ -454,13 +458,35 @@ def _event_waits(view: ProgramView) -> Iterator[HelpCase]:
         yield HelpCase(about, gone=which)
 
 
-@mechanism(KEEP_UP, "other ranks wait in collectives for {}", "gs.analysis.collectives(trace)")
+@mechanism(
+    KEEP_UP,
+    "other ranks wait in collectives for {}",
+    "less work for it there, or work that is shared evenly; gs.analysis.ranks(trace) compares both",
+)
 def _late_rank(view: ProgramView) -> Iterator[HelpCase]:
-    """Yield the ranks that come last to collectives."""
-    rank_of = {facts.process: f"rank {facts.rank}" for facts in view.trace.metadata.ranks}
-    late = view.causes.of("collective"), view.rows.processes[view.before]
-    for about, which in view.each(*late, lambda key: rank_of.get(key, f"process {key}")):
-        yield HelpCase(about, gone=which)
+    """Yield the rank that the others wait for much longer than for any other.
+
+    Where it spends more time between calls than they do, it would take as long as they.
+    """
+    try:
+        late, *others = sorted(ranks(view.trace).ranks, key=lambda rank: -rank.held_up_ns)
+    except MissingEvidence:
+        return
+    if late.held_up_ns < _MUCH_LATER * max(other.held_up_ns for other in others):
+        return
+    processes = {facts.rank: facts.process for facts in view.trace.metadata.ranks}
+    causes, process = view.causes, processes[late.rank]
+    about = f"rank {late.rank}" + f", {late.line}" * bool(late.line)
+    if late.line not in view.lines:
+        waiting = causes.of("collective") & (view.rows.processes[view.before] == process)
+        yield HelpCase(about, gone=waiting)
+        return
+    slower = view.is_code & (view.rows.processes[view.row] == process)
+    slower &= view.line == view.lines.index(late.line)
+    took_ns = int(causes.lag[slower].sum())
+    yield HelpCase(
+        about, slower, causes.lag * np.float64(max(0, 1 - late.slower_ns / max(took_ns, 1)))
+    )
 
 
 @mechanism(
@@ -557,8 +583,10 @@ def _runs_of_launches(view: ProgramView) -> Iterator[HelpCase]:
     short &= launching[np.where(view.call >= 0, view.call, view.row)]
     process = view.rows.processes[view.row]
     quick = view.is_host & ~view.pauses
-    for process_of, which in view.each(short, process, "launches of process {}".format):
-        about = _mostly(view, which, process_of)
+    is_one = len(np.unique(process[short])) == 1
+    words = "launches" if is_one else "launches of process {}"
+    for launches, which in view.each(short, process, words.format):
+        about = _mostly(view, which, launches)
         beside = quick & (process == process[which][0])
         yield HelpCase(about, which, _NODE_NS // 2, beside=beside)
 

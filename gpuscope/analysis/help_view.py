@@ -14,7 +14,7 @@ from gpuscope.analysis.path_columns import around, next_call
 from gpuscope.trace.columns import combined, rows_of
 from gpuscope.trace.joins import distinct
 from gpuscope.trace.model import Trace
-from gpuscope.trace.naming import ranges_in
+from gpuscope.trace.naming import kernel_name, ranges_in
 from gpuscope.trace.schema import CALLS
 from gpuscope.trace.sites import lines_of
 
@@ -98,7 +98,8 @@ class HelpView:
     @cached_property
     def _words(self) -> list[str]:
         sites, names = (self.rows.coded(name)[1] for name in ("site", "name"))
-        return [*(str((*lines_of(text), "")[0]) for text in sites), *map(str, names)]
+        called = (kernel_name(str(name)) for name in names)
+        return [*(str((*lines_of(text), "")[0]) for text in sites), *called]
 
     @cached_property
     def lines(self) -> list[str]:

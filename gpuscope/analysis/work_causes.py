@@ -83,10 +83,16 @@ def add_work(work: WorkParts, ends: Ints, edges: Edges) -> None:
     key = np.where(waits[works_launched], NEVER, 0)
     source = np.where(caller >= 0, 2 * caller, 2 * len(starts))
     edges.add("launch", source, 2 * works_launched, lag, key)
-    edges.add("running", 2 * works, 2 * works + 1, ends[works] - starts[works], starts[works])
-    before, after = rows.edges_of("collective")
-    key = np.where(starts[before] > starts[after], starts[before], NEVER)
-    edges.add("collective", 2 * before, 2 * after + 1, ends[after] - starts[before], key)
+    lasts_ns = ends - starts
+    last, waiting = rows.edges_of("collective")
+    waits_for = starts[last] > starts[waiting]
+    since_last_ns = np.maximum(ends[waiting] - starts[last], 0)
+    # Once the last has begun, it takes so long on each; whoever comes last then.
+    np.minimum.at(lasts_ns, waiting[waits_for], since_last_ns[waits_for])
+    edges.add("running", 2 * works, 2 * works + 1, lasts_ns[works], starts[works])
+    key = np.where(waits_for, starts[last], NEVER)
+    edges.add("collective", 2 * last, 2 * waiting + 1, since_last_ns, key)
+    edges.add("collective", 2 * waiting, 2 * last + 1, lasts_ns[last], NEVER)
     late = works[ready_ns[works] < starts[works]]
     _add_holders(rows, late[is_known[late]], ends, edges)
     known_kernels = is_known[late] & rows.having("kind", ("kernel",))[late]

@@ -235,25 +235,40 @@ def test_who_shares_a_stream_waits_for_events_or_for_sms_is_told():
     assert ("give it priority or a partition", "two") in found
 
 
-def test_a_rank_that_keeps_the_others_waiting():
+def ranks_in_steps(late_ns):
+    """Return five steps of two ranks, of which one is late to an all-reduce in each: (rank, ns)."""
     spans, edges, at = [], [], 0
-    for number in range(5):
-        for process, late in ((0, 0), (1, 600_000)):
-            span, more = 10 * number + 4 * process, {"thread": 1, "process": process}
-            begin = at + late
+    for number, (late_rank, ns) in enumerate(late_ns):
+        for process in (0, 1):
+            span = 10 * number + 4 * process
+            more = {"thread": 1, "process": process, "site": SITE.format(3)}
+            begin = at + ns * (process == late_rank)
             spans += [
                 (span + 1, "api", "cudaLaunchKernel", begin, begin + 5_000, more),
-                (span + 2, "kernel", "ncclAllReduce", begin + 8_000, at + 700_000,
+                (span + 2, "kernel", NCCL, begin + 8_000, at + ns + 100_000,
                  {"stream": 7 + process, "queued_ns": begin + 5_000, "process": process}),
-                (span + 3, "sync", "stream synchronize", begin + 5_000, at + 710_000,
-                 {**more, "stream": 7 + process}),
+                (span + 3, "sync", "stream synchronize", begin + 5_000, at + ns + 110_000,
+                 {**more, "stream": 7 + process, "site": SITE.format(4)}),
             ]  # fmt: skip
             edges += [(span + 1, span + 2, "launch"), (span + 2, span + 3, "host wait")]
-        edges.append((10 * number + 6, 10 * number + 2, "collective"))
-        at += 710_000
+        last, other = (10 * number + 4 * rank + 2 for rank in (late_rank, 1 - late_rank))
+        edges.append((last, other, "collective"))
+        at += ns + 110_000
     ranks = tuple({"rank": rank, "world_size": 2, "process": rank} for rank in range(2))
-    found = gains(rows(*spans, edges=edges, ranks=ranks))
-    assert ("let the rank keep up", "rank 1") in found
+    return rows(*spans, edges=edges, ranks=ranks)
+
+
+def test_a_rank_that_keeps_the_others_waiting():
+    found = gains(ranks_in_steps([(1, 600_000)] * 5))
+    gain_ns = found["let the rank keep up", f"rank 1, {LINE.format(3)}"]
+    assert gain_ns == pytest.approx(4 * 600_000, rel=0.02), "all but before its first call"
+
+
+def test_ranks_that_come_late_in_turns_are_no_stragglers():
+    trace = ranks_in_steps([(0, 600_000), (1, 500_000)] * 3)
+    assert "let the rank keep up" not in {change for change, _ in gains(trace)}
+    told = {finding.rule for finding in gs.findings(trace).findings}
+    assert "program.straggler" not in told
 
 
 def test_nothing_can_be_said_of_nothing():

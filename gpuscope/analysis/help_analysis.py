@@ -277,7 +277,7 @@ def _changes(
     path = np.flatnonzero(view.on_path)
     lasts_ns = view.lasts[path]
     promising = [(saved_ns(case, view, path), case) for case in (*cases(view), *foreign)]
-    for saved, case in sorted(promising, key=lambda promise: -int(promise[0].sum())):
+    for saved, case in sorted(promising, key=_promise, reverse=True):
         gain_ns = 0
         low_ns = 0
         promise_ns = int(saved.sum())
@@ -308,6 +308,12 @@ def _changes(
         bounds = gain_ns, low_ns, high_ns, most_ns
         words = case.change, case.about, *bounds, case.basis, why, case.code, case.fault
         yield case, Change(*words)
+
+
+def _promise(saved_and_case: tuple[Ints, HelpCase]) -> float:
+    """Return what comes first of what is tried: what saves much of the path, as it ranks then."""
+    saved, case = saved_and_case
+    return float(saved.sum()) * (case.mechanism.weight if case.mechanism else 1.0)
 
 
 def _seen(change: Change, case: HelpCase, view: ProgramView) -> Change:

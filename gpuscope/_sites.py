@@ -150,10 +150,10 @@ def _named(file: str, folders: tuple[str, ...]) -> str:
     path = Path(file)
     if not path.is_absolute():
         return file
-    *own, home = map(Path, folders)
+    *of_program, home = map(Path, folders)
     inside = [
         path.relative_to(folder)
-        for folder in own
+        for folder in of_program
         if path.is_relative_to(folder) and not home.is_relative_to(folder)
     ]
     name = (inside[0] if inside else Path(*path.parts[-2:])).as_posix()

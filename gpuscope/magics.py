@@ -21,7 +21,8 @@ from gpuscope import figures, telling
 from gpuscope._files import check_new
 from gpuscope._libcupti import arrange_nvtx
 from gpuscope._text import clean, clean_lines
-from gpuscope.analyses import findings_alone, known_analyses
+from gpuscope.analyses import known_analyses
+from gpuscope.analyses.registry import findings_alone
 from gpuscope.analysis.result import Result
 from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError

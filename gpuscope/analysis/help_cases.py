@@ -469,10 +469,10 @@ def _late_rank(view: ProgramView) -> Iterator[HelpCase]:
     Where it spends more time between calls than they do, it would take as long as they.
     """
     try:
-        late, *others = sorted(ranks(view.trace).ranks, key=lambda rank: -rank.held_up_ns)
+        late, *rest = sorted(ranks(view.trace).ranks, key=lambda rank: -rank.held_up_ns)
     except MissingEvidence:
         return
-    if late.held_up_ns < _MUCH_LATER * max(other.held_up_ns for other in others):
+    if late.held_up_ns < _MUCH_LATER * max(other.held_up_ns for other in rest):
         return
     processes = {facts.rank: facts.process for facts in view.trace.metadata.ranks}
     causes, process = view.causes, processes[late.rank]

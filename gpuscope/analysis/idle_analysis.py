@@ -15,7 +15,7 @@ from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups, merged
 from gpuscope.analysis.native_threads import followed_calls, latest_followed
 from gpuscope.analysis.result import Result, about
-from gpuscope.analysis.samples_analysis import SeenFunction, Stretches, functions_in
+from gpuscope.analysis.samples_analysis import SeenFunction, Stretches, functions_in, seen_from
 from gpuscope.analysis.steps_analysis import HAND_OVER, steps
 from gpuscope.errors import InvalidArgument, MissingEvidence
 from gpuscope.trace.columns import (
@@ -486,6 +486,6 @@ def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause,
         who = called.get(int(thread[part]))
         sums = int(idle_ns[at]), int(gaps[at])
         idle_cause = IdleCause(texts[cause[part]], who, *where, *sums, None, spans, functions[at])
-        seen = idle_cause.busiest.seen_from(who) if idle_cause.busiest else None
+        seen = seen_from(who, idle_cause.busiest) if idle_cause.busiest else None
         causes.append(replace(idle_cause, meanwhile=seen))
     return tuple(causes)

@@ -58,10 +58,12 @@ class SeenFunction:
         within = f" ({self.inner})" if self.inner else ""
         return " ← ".join((f"{self.function}{within}", *self.callers))
 
-    def seen_from(self, thread: str | None) -> str:
-        """Say how much of the time and by how many samples, and whose where it is another's."""
-        who = f"{self.thread} " if self.thread and self.thread != thread else ""
-        return f"{percent(self.share)} by {self.samples:,.0f} samples: {who}{self.state}, {self}"
+
+def seen_from(thread: str | None, function: SeenFunction) -> str:
+    """Say how much of the time and by how many samples, and whose where it is another thread's."""
+    who = f"{function.thread} " if function.thread and function.thread != thread else ""
+    seen = f"{percent(function.share)} by {function.samples:,.0f} samples"
+    return f"{seen}: {who}{function.state}, {function}"
 
 
 class Stretches(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 from gpuscope._files import make_folder, write_text
 from gpuscope._tables import paragraph, terminal_width
 from gpuscope._text import counted, shortened
-from gpuscope.analyses import findings_alone
+from gpuscope.analyses.registry import findings_alone
 from gpuscope.cli.app import complain
 from gpuscope.device.diagnose import check_cupti
 from gpuscope.errors import GpuscopeError

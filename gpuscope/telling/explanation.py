@@ -12,7 +12,7 @@ from gpuscope._tables import html_table
 from gpuscope._text import clean, duration, percent, shown, stream_label
 from gpuscope.analysis.call_parts import HOST
 from gpuscope.analysis.part import ORDER, Part, PartKind, lasted_ns
-from gpuscope.analysis.samples_analysis import SeenFunction, Stretches, functions_in
+from gpuscope.analysis.samples_analysis import SeenFunction, Stretches, functions_in, seen_from
 from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.telling.rules import fill
@@ -133,7 +133,7 @@ class Explanation:
         lines = [f"{line}: {', '.join(clauses)}." if clauses else f"{line}."]
         if self.site:
             lines.append(f"{'Launched' if self.kind in WORK else 'Called'} at {self.site}.")
-        if seen := [function.seen_from(None) for function in self.functions[:_FUNCTIONS]]:
+        if seen := [seen_from(None, function) for function in self.functions[:_FUNCTIONS]]:
             lines.append(f"Of the host's program {', '.join(seen)}.")
         lines += self.doubts
         return "\n".join(map(clean, lines))

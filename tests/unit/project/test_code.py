@@ -16,10 +16,10 @@ import gpuscope
 ROOT = Path(__file__).resolve().parents[3]
 
 ROOMS = {
-    "": 15_867,
-    "analyses": 3_400,
-    "analysis": 76_482,
-    "cli": 15_146,
+    "": 15_930,
+    "analyses": 3_465,
+    "analysis": 78_880,
+    "cli": 15_207,
     "comparing": 38_886,
     "device": 49_598,
     "experiments": 20_579,
@@ -32,9 +32,9 @@ ROOMS = {
     "report": 5_243,
     "search": 16_825,
     "simulator": 66_491,
-    "telling": 14_410,
+    "telling": 14_598,
     "timeline": 51_641,
-    "trace": 34_820,
+    "trace": 34_905,
     "widgets": 32_958,
     "workloads": 21_081,
 }

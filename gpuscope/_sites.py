@@ -128,7 +128,9 @@ def site_text(number: int) -> str:
 def text_of(lines: Iterable[tuple[str, int, str]]) -> str:
     """Return file, line and function of lines as a text, with files named as above."""
     folders = _folders()
-    named = [(_named(file, folders), line, function) for file, line, function in lines]
+    named = [
+        (_cell(file) or _named(file, folders), line, function) for file, line, function in lines
+    ]
     return json.dumps(named) if named else ""
 
 
@@ -144,9 +146,6 @@ def _folders() -> tuple[str, str, str]:
 @lru_cache(_LINES)
 def _named(file: str, folders: tuple[str, ...]) -> str:
     """Return what a file is called; kept, as a recorded program waits for it at each new stack."""
-    if name := _cell(file):
-        _PATHS[name] = Path(file)
-        return name
     path = Path(file)
     if not path.is_absolute():
         return file
@@ -162,14 +161,16 @@ def _named(file: str, folders: tuple[str, ...]) -> str:
 
 
 def _cell(file: str) -> str:
-    """Return what IPython calls a cell that it compiled as this file, or nothing."""
+    """Return what IPython calls a cell that it compiled as this file by now, or nothing."""
     get_ipython = getattr(sys.modules.get("IPython"), "get_ipython", None)
     shell = get_ipython() if get_ipython is not None else None
     known = shell.compile.format_code_name(file) if shell is not None else None
     if known is None:
         return ""
     kind, name = known
-    return f"{kind.lower()} {name}"
+    cell = f"{kind.lower()} {name}"
+    _PATHS[cell] = Path(file)
+    return cell
 
 
 def path_of(file: str) -> Path:

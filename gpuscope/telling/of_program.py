@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from gpuscope._checks import door
 from gpuscope.analysis.critical_path_analysis import CriticalPathResult, greatest, steady_path
 from gpuscope.analysis.help_analysis import WORTH, Change, HelpResult, help_in_steps
@@ -12,10 +14,12 @@ from gpuscope.analysis.help_cases import KEEP_UP, TWICE
 from gpuscope.analysis.idle_analysis import IdleResult, gaps_of_gpus, idle_causes
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.ranks_analysis import ranks
-from gpuscope.analysis.steps_analysis import compile_pauses_ns, steps
+from gpuscope.analysis.samples_analysis import Stretches, functions_in
+from gpuscope.analysis.steps_analysis import StepsResult, compile_pauses_ns, steps
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding, Quantity, Severity, Shown, counts
 from gpuscope.trace.collectives import is_nccl
+from gpuscope.trace.columns import launch_calls
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name
 from gpuscope.trace.schema import GPU_WORK
@@ -26,6 +30,9 @@ WORTH_A_MEND = 0.03
 """Share of the time from which on an expected gain is worth a mend; else that is told instead."""
 IDLE = 0.1
 """Share of the time in which nothing ran from which on it is told first."""
+_LONG = 0.25
+"""Warm-up that is so long, as a share of the time that is judged, is told by what most of it went
+into, if that is so much of it."""
 _TOLD = 0.05
 """Warm-up that is so long, as a share of the time that is judged, is told."""
 _SPANS, _NOT_WORTH_IT = 8, 3
@@ -93,6 +100,32 @@ def of_program(trace: Trace) -> Iterator[Finding]:
             yield _of_next(helps.then, span_ns)
     if not names_the_cause:
         yield from _of_no_help(helps, span_ns)
+    yield from _of_warm_up(trace, found_steps, span_ns)
+
+
+def _of_warm_up(trace: Trace, found: StepsResult, span_ns: int) -> Iterator[Finding]:
+    """Name what most of a long warm-up went into, where stacks were sampled."""
+    calls = launch_calls(trace)
+    calls = calls[calls >= 0]
+    if found.warm_up_ns < _LONG * span_ns or not len(calls):
+        return
+    threads, launches = np.unique(trace.array("thread", fill=-1)[calls], return_counts=True)
+    end_ns = found.steady_ns[0]
+    whole = (threads[launches.argmax()], end_ns - found.warm_up_ns, end_ns, 0)
+    (functions,) = functions_in(trace, Stretches(*(np.array([part]) for part in whole)), 1)
+    if functions and functions[0].share >= _LONG:
+        most = functions[0]
+        yield Finding(
+            "program.warm-up",
+            "note",
+            {"function": str(most)},
+            (
+                Quantity("warm_up", found.warm_up_ns, "ns"),
+                Quantity("time", span_ns, "ns"),
+                Quantity("share", most.share, "%"),
+                *counts(samples=round(most.samples)),
+            ),
+        )
 
 
 def _of_compilation(trace: Trace, span_ns: int) -> Iterator[Finding]:

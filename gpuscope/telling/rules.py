@@ -196,6 +196,10 @@ RULES = {
         "Compile what runs long enough to pay for it, for few shapes, or ahead of time "
         "(torch.export, a cache of inductor's).",
     ),
+    "program.warm-up": Rule(
+        "Warm-up takes {warm_up} before {time}, {share} of it in {function}, by {samples} samples",
+        "Keep what is compiled or loaded there from run to run, or let one process do many runs.",
+    ),
     "program.straggler": Rule(
         "Rank {rank} came last to {last} collectives, and others waited {waited} for it"
         "[: it spends more time at {line}]"

@@ -709,6 +709,31 @@ def test_collectives_of_one_rank_of_several_are_told(world_size):
         assert share.value == pytest.approx(1 / 2, abs=0.01)
 
 
+@pytest.mark.parametrize(("seen_ns", "is_told"), [(4_000_000_000, True), (500_000_000, False)])
+def test_what_a_long_warm_up_went_into_is_told(seen_ns, is_told):
+    spans, edges, at = [], [], 6_000_000_000
+    for number in range(0, 200, 5):
+        spans += [
+            (number + 1, "range", "step", at, at + 10_000_000, {"thread": 1, "process": 1}),
+            launch(number + 2, 1, at, at + 10_000, SITE.format(7)),
+            kernel(number + 3, "gemm", at + 20_000, at + 9_900_000, at + 10_000),
+        ]
+        edges.append((number + 2, number + 3, "launch"))
+        at += 10_000_000
+    first = [launch(901, 1, 0, 10_000, SITE.format(2)), kernel(902, "k", 20_000, 30_000, 10_000)]
+    lines = '[["train.py", 2, "compiled"]]'
+    stack = (903, "stack", "compiled", 1_000_000, 1_000_000 + seen_ns,
+             {"thread": 1, "process": 1, "site": lines, "payload": lines, "value": 800.0,
+              "status": "holds Python's lock"})  # fmt: skip
+    found = gs.findings(rows(*first, stack, *spans, edges=[(901, 902, "launch"), *edges])).findings
+    told = [finding for finding in found if finding.rule == "program.warm-up"]
+    assert len(told) == is_told
+    for finding in told:
+        assert finding.subject == {"function": "train.py:2 in compiled"}
+        share = next(value.value for value in finding.values if value.name == "share")
+        assert share == pytest.approx(4 / 6, abs=0.01)
+
+
 def in_steps(kernels, **metadata):
     """Return forty steps of kernels of 1 ms, launched long before they run."""
     spans, edges, at = [], [], 0

@@ -32,7 +32,7 @@ ROOMS = {
     "report": 5_243,
     "search": 16_825,
     "simulator": 66_491,
-    "telling": 14_598,
+    "telling": 14_865,
     "timeline": 51_641,
     "trace": 34_905,
     "widgets": 32_958,

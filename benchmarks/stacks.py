@@ -9,8 +9,9 @@ that come again, call in pairs, recurse to the limit, resume generators, come an
 which lines can stand in which others; samples are taken without a pause, and told is how many that
 are not marked as torn cannot be. *stored*: what the twelve leave a second in a recording's journal
 and in a trace, in so many threads, at the rate of `gpuscope record`. *endings*: processes that end
-while they are sampled, in five ways; told is how many do not end as without a sampler. *cost*: what
-a thread gets done while it is sampled, in turns.
+while they are sampled, in five ways; told is how many do not end as without a sampler. *taken*: the
+CPU time of a stack that the recording has not seen before, of which it makes texts once a second.
+*cost*: what a thread gets done while it is sampled, in turns.
 """
 
 from __future__ import annotations
@@ -404,7 +405,7 @@ FUNCTIONS, DEEP = 300, 30
 
 
 def taken(seconds: float) -> Iterator[dict]:
-    """Yield the CPU time of a reader's thread for each stack that is new."""
+    """Yield the CPU time of each stack that is new."""
     space: dict[str, Any] = {}
     text = "".join(map(FUNCTION.format, range(FUNCTIONS)))
     exec(compile(text, "/site-packages/calls/several.py", "exec"), space)  # noqa: S102 - ours

@@ -683,9 +683,7 @@ def _wide_products(view: ProgramView) -> Iterator[HelpCase]:
     rows = view.rows
     name, names = rows.coded("name")
     is_wide = np.array([_is_wide(str(text)) for text in names])
-    kernels = view.kept & view.causes.of("running")
-    kernels &= rows.having("kind", ("kernel", "graph"))[view.row]
-    if (which := kernels & is_wide[name[view.row]]).any():
+    if (which := _running_kernels(view) & is_wide[name[view.row]]).any():
         about = _mostly(view, which, "float32 products")
         yield HelpCase(about, which, view.causes.lag // _NARROWER)
 
@@ -741,14 +739,14 @@ def _chains(view: ProgramView) -> Iterator[HelpCase]:
     follows = np.zeros(len(rows.ids), bool)
     in_chain = is_elementwise[order[1:]] & is_elementwise[order[:-1]] & (first[1:] == first[:-1])
     follows[order[1:][in_chain]] = True
-    which = view.kept & view.causes.of("running") & follows[view.row]
+    which = _running_kernels(view) & follows[view.row]
     if _is_much(view, which):
         yield HelpCase(_mostly(view, which, "kernels"), which)
 
 
 @mechanism(
     "overlap collectives",
-    "nothing else runs beside {}",
+    "{} hold the program up",
     "async_op=True and a late wait(); DDP's bucket_cap_mb; FSDP's prefetching",
 )
 def _exposed_collectives(view: ProgramView) -> Iterator[HelpCase]:
@@ -772,8 +770,9 @@ def _named_kernels(view: HelpView, pattern: re.Pattern[str]) -> Bools:
 
 
 def _running_kernels(view: HelpView) -> Bools:
+    """Edge → whether it is a kernel that runs, or a graph recorded whole."""
     running = view.kept & view.causes.of("running")
-    return running & view.rows.having("kind", ("kernel",))[view.row]
+    return running & view.rows.having("kind", ("kernel", "graph"))[view.row]
 
 
 def _is_collective(view: HelpView) -> Bools:
@@ -827,8 +826,7 @@ def _kernels(view: ProgramView) -> Iterator[HelpCase]:
     causes = view.causes
     rows = view.rows
     name, names = rows.coded("name")
-    kernels = view.kept & causes.of("running")
-    kernels &= rows.having("kind", ("kernel", "graph"))[view.row]
+    kernels = _running_kernels(view)
     half = causes.lag // 2
     holds = causes.of("SMs held", "priority") & (causes.source % 2 == 0)
     for about, which in view.each(kernels, name[view.row], lambda key: str(names[key])):

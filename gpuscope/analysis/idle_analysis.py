@@ -146,7 +146,8 @@ class IdleResult(Result):
             f"idle time{several}: {duration(self.idle_ns)} of "
             f"{duration(self.window_ns[1] - self.window_ns[0])}, without start-up and warm-up "
             "unless a window was given; a gap belongs to the thread that launched the work which "
-            "ended it, and is cut where that thread entered or left a call or a range"
+            "ended it, or handed it to one without Python, and is cut where that thread entered or "
+            "left a call or a range"
         )
 
 

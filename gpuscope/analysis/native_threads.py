@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpuscope._types import Array, Ints
-from gpuscope.trace.columns import codes, is_open, once, rows_of
+from gpuscope.trace.columns import codes, is_open, launch_calls, once, rows_of
 from gpuscope.trace.model import Trace
 from gpuscope.trace.schema import CALLS, LATEST_NS
 
@@ -15,8 +15,9 @@ def followed_calls(trace: Trace) -> tuple[Ints, Ints]:
     """Return row → the call of a Python thread that a native thread's call follows; else −1.
 
     A native thread launches nothing by itself: it was handed work by the Python thread whose call
-    ended last before, and that ran Python since. It is not told where several threads of Python
-    called since the native thread's own last call, or one was in a call.
+    ended last before, and that ran Python since. One that never launches was handed none. It is
+    not told where several threads of Python called since the native thread's own last call, or one
+    was in a call.
 
     Returns
     -------
@@ -31,11 +32,13 @@ def followed_calls(trace: Trace) -> tuple[Ints, Ints]:
     has_line = codes(trace.spans.column("site"))[0] > 0
     calls = rows_of(trace, *CALLS)
     calls = calls[threads[calls] >= 0]
+    launches = launch_calls(trace)
+    launching = threads[launches[launches >= 0]]
     followed, nearer = np.full((2, len(trace)), -1)
     for process in np.unique(processes[calls]).tolist():
         here = calls[processes[calls] == process]
         runs_python = np.isin(threads[here], threads[here[has_line[here]]])
-        native = here[~runs_python]
+        native = here[~runs_python & np.isin(threads[here], launching)]
         python = here[runs_python]
         if not (len(native) and len(python)):
             continue

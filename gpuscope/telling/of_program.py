@@ -63,9 +63,9 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         idle = idle_causes(trace)
     except MissingEvidence:
         return
-    begin_ns, end_ns = steps(trace).steady_ns
-    span_ns = max(end_ns - begin_ns, 1)
     found_steps = steps(trace)
+    begin_ns, end_ns = found_steps.steady_ns
+    span_ns = max(end_ns - begin_ns, 1)
     warm_up: tuple[Quantity, ...] = ()
     if found_steps.warm_up_ns >= _TOLD * span_ns:
         warm_up = (Quantity("warm_up", found_steps.warm_up_ns, "ns"),)

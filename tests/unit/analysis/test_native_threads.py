@@ -11,6 +11,7 @@ import gpuscope as gs
 from gpuscope.analysis.native_threads import followed_calls, latest_followed
 
 MAIN, COPIES, OTHER = 1, 2, 3
+COPIED = kernel(9, "copied", 200, 300, 120, stream=9)
 
 
 def steps(*also, lines=True):
@@ -51,11 +52,10 @@ def test_the_first_call_of_a_burst_follows_the_python_that_ran_then():
 
 
 def test_a_call_right_behind_another_has_the_line_before_it():
-    trace = rows(
-        launch(1, MAIN, 0, 10, SITE.format(3)), launch(2, COPIES, 15, 20),
-        launch(3, MAIN, 500, 510, SITE.format(4)),
-    )  # fmt: skip
-    assert followed(trace) == {2: (1, 1)}
+    spans = [launch(1, MAIN, 0, 10, SITE.format(3)), launch(2, COPIES, 15, 20),
+             launch(3, MAIN, 500, 510, SITE.format(4)), COPIED]  # fmt: skip
+    assert followed(rows(*spans, edges=[(2, 9, "launch")])) == {2: (1, 1)}
+    assert followed(rows(*spans)) == {}, "one that launches nothing, as who only looks"
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_a_call_right_behind_another_has_the_line_before_it():
     ids=["two threads of Python", "in a call"],
 )
 def test_what_cannot_be_told_is_not(also):
-    trace = rows(
-        launch(1, MAIN, 0, 10, SITE.format(3)), launch(2, COPIES, 100, 120), *also
-    )  # fmt: skip
-    assert followed(trace) == {}
+    spans = [launch(1, MAIN, 0, 10, SITE.format(3)), launch(2, COPIES, 100, 120), COPIED]
+    edges = [(2, 9, "launch")]
+    assert followed(rows(*spans, edges=edges)) == {2: (1, 1)}
+    assert followed(rows(*spans, *also, edges=edges)) == {}
 
 
 def test_without_lines_no_thread_is_native():

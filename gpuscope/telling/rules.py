@@ -196,10 +196,6 @@ RULES = {
         "Compile what runs long enough to pay for it, for few shapes, or ahead of time "
         "(torch.export, a cache of inductor's).",
     ),
-    "program.warm-up": Rule(
-        "Warm-up takes {warm_up} before {time}, {share} of it in {function}, by {samples} samples",
-        "Keep what is compiled or loaded there from run to run, or let one process do many runs.",
-    ),
     "program.straggler": Rule(
         "Rank {rank} came last to {last} collectives, and others waited {waited} for it"
         "[: it spends more time at {line}]"
@@ -231,6 +227,10 @@ RULES = {
     ),
     "program.then": Rule(
         "Behind that: {change}[ ({about})], {gain} more, {share} of the time[, {bound}]"
+    ),
+    "program.warm-up": Rule(
+        "Warm-up takes {warm_up} before {time}, {share} of it in {function}, by {samples} samples",
+        "Keep what is compiled or loaded there from run to run, or let one process do many runs.",
     ),
     "program.busy": Rule(
         "Something ran on the GPU for {busy} of the time[, kernels for {kernels}][; {share} of the "

@@ -65,6 +65,7 @@ ON_TWO: dict[str, tuple[str, ...]] = {
     "two_gpus_clocks": ("clocks.py",),
     "two_gpus_nccl_order": ("nccl_order.py",),
     "all_reduce": ("all_reduce.py",),
+    "held_out": ("held_out.py",),
 }
 """The same of those that need two GPUs."""
 NAMES = (*GROUPS, *BESIDE)

@@ -339,7 +339,8 @@ def _seen(change: Change, case: HelpCase, view: ProgramView) -> Change:
     ranks = max(len(view.trace.metadata.ranks), 1)
     count = min(ranks, len(np.unique(view.rows.processes[rows]))) or 1
     left_ns = None if left_ns is None else left_ns // count
-    return replace(change, times=len(rows) // count, took_ns=took_ns // count, usual_ns=left_ns)
+    counted = (case.times or len(rows)) // count
+    return replace(change, times=counted, took_ns=took_ns // count, usual_ns=left_ns)
 
 
 def _added(

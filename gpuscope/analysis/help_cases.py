@@ -12,7 +12,9 @@ from gpuscope._types import Bools, Ints
 from gpuscope.analysis.causes import POLL
 from gpuscope.analysis.help_view import PAUSE_NS, HelpView
 from gpuscope.analysis.idle_analysis import MEMORY_CALL
+from gpuscope.analysis.kernel_trials import measured_kernels
 from gpuscope.analysis.mechanisms import MECHANISMS, HelpCase, mechanism
+from gpuscope.analysis.native_threads import followed_calls, latest_followed
 from gpuscope.analysis.path_columns import around
 from gpuscope.analysis.ranks_analysis import ranks
 from gpuscope.analysis.span_rows import OPEN
@@ -20,6 +22,7 @@ from gpuscope.analysis.standstill import ProgramView, Standstill
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.collectives import is_nccl
 from gpuscope.trace.columns import combined
+from gpuscope.trace.joins import distinct, union
 from gpuscope.trace.naming import (
     COPIES,
     kernel_name,
@@ -46,10 +49,11 @@ _SELECTS = re.compile("(?i)DeviceSelect|DeviceCompact|nonzero")
 _REDUCES = re.compile("(?i)nccl.*all_?reduce")
 _OPTIMIZES = re.compile("(?i)multi_tensor|adam|sgd|lamb(?!da)|adagrad|rmsprop|momentum")
 """Kernels that reduce gradients over all ranks, and that update parameters by them."""
-_WIDE = re.compile("GEMM.* float32$")
+_WIDE = re.compile(r"(GEMM|attention).* \(?float32\)?$")
+_FLOAT = re.compile(r" \(?float32\)?$")
 _NARROWER = 15
-"""Matrix products in float32, and how many times as fast tensor cores make them at most: bfloat16's
-989 TFLOP/s of an H100 over 67 (NVIDIA H100 datasheet, SXM, dense)."""
+"""Products in float32, all kernels in it, and how many times as fast tensor cores make products at
+most: bfloat16's 989 TFLOP/s of an H100 over 67 (NVIDIA H100 datasheet, SXM, dense)."""
 _DOUBLE = re.compile(r"float64\)?$")
 _MOVES = {
     re.compile("^copy( |$)"): "copies and conversions",
@@ -95,6 +99,47 @@ def _standstills(pauses: Iterable[Standstill], view: ProgramView) -> Iterator[He
 def _compiled_anew(view: ProgramView) -> Iterator[HelpCase]:
     """Yield pauses before kernels whose launch configuration is new, and before no others."""
     return _standstills(view.compiled, view)
+
+
+@mechanism(
+    "compile less often",
+    "code is compiled in {}",
+    "keep shapes, types and static arguments as they are from call to call, or cache what is "
+    "compiled",
+)
+def _compiles(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield the time of threads in compilers, by samples; what else is then may go with it."""
+    if (which := view.compilation >= 0).any():
+        number, of = np.unique(view.compilation[which], return_inverse=True)
+        begin, end = np.full((2, len(number)), OPEN)
+        end[:] = 0
+        times = view.causes.times
+        since, until = times[view.causes.source], times[view.causes.target]
+        np.minimum.at(begin, of, since[which])
+        np.maximum.at(end, of, until[which])
+        begin, end = union(begin, end).T
+        at = begin.searchsorted(since + view.lasts // 2, "right") - 1
+        beside = (at >= 0) & (since + view.lasts // 2 < end[at])
+        about = _mostly(view, which, "calls")
+        yield HelpCase(about, which, beside=beside, times=len(number))
+
+
+@mechanism(
+    "try kernels out less often",
+    "a library measures which kernel is the fastest, in {}",
+    "torch.backends.cudnn.benchmark = False, or fewer shapes; for Triton, fewer keys of "
+    "@triton.autotune",
+)
+def _tries(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield the time of threads that measure one kernel after another by events.
+
+    What the line takes otherwise may go as well.
+    """
+    number = np.where(view.is_host, np.r_[measured_kernels(view), -1][view.coming], -1)
+    if (which := number >= 0).any():
+        times = len(distinct(number[which]))
+        beside = _at_its_line(view, which)
+        yield HelpCase(_mostly(view, which, "calls"), which, beside=beside, times=times)
 
 
 @mechanism(
@@ -230,11 +275,13 @@ def _gets_memory(view: HelpView) -> Bools:
 @mechanism(
     "pin the memory",
     "{} hold their thread up",
-    "tensor.pin_memory() and non_blocking=True; cupyx.empty_pinned; numba.cuda.pinned_array",
+    "tensor.pin_memory() and non_blocking=True; cupyx.empty_pinned; numba.cuda.pinned_array; or "
+    "copy less, or less often",
 )
 def _pageable(view: ProgramView) -> Iterator[HelpCase]:
     """Yield copies of pageable memory, which are slower than the link; to the GPU, they block.
 
+    What their line takes otherwise may go as well.
     Those to the host have to be waited for in any case.
     """
     causes = view.causes
@@ -243,12 +290,17 @@ def _pageable(view: ProgramView) -> Iterator[HelpCase]:
     is_pageable = _is_pageable(view) & (nbytes > _STAGED_BYTES)
     if (which := _copies(view) & is_pageable[view.row]).any():
         copied = view.row[which]
+        kind, kinds = rows.coded("copy_kind")
+        took_ns = np.bincount(kind[copied], view.lasts[which], len(kinds))
+        copies = COPIES.get(str(kinds[took_ns.argmax()]), "copies")
         is_upload = rows.having("src_kind", ("pageable",))
         nbytes = nbytes[view.row]
         lag = np.where(which, nbytes * 1000 // _PINNED_BYTES_PER_US, _CALL_NS)
         which = which | view.inside(causes.rows.calls[view.row[which]])
         blocked = causes.of("host wait") & (is_pageable & is_upload)[view.before]
-        yield HelpCase("copies of pageable memory", which, lag, blocked, rows=copied)
+        about = _mostly(view, which, f"{copies} of pageable memory")
+        beside = _at_its_line(view, which)
+        yield HelpCase(about, which, lag, blocked, beside=beside, rows=copied)
 
 
 def _copies(view: HelpView) -> Bools:
@@ -403,15 +455,20 @@ def _small_partition(view: ProgramView) -> Iterator[HelpCase]:
     weight=_WHAT_IF,
 )
 def _one_stream(view: ProgramView) -> Iterator[HelpCase]:
-    """Yield work of one stream that others launch, or that leaves SMs free."""
+    """Yield work of one stream that others launch, or that leaves SMs free.
+
+    What a thread without Python launches is the thread's that handed it over.
+    """
     causes = view.causes
     rows = view.rows
     caller = causes.rows.calls
+    lead = latest_followed(view.trace)[caller]
+    lead = np.where((caller >= 0) & (lead >= 0), followed_calls(view.trace)[0][lead], caller)
     owner = np.full(len(rows.ids), -1)
     launched = causes.of("launch") & (view.range >= 0)
     owner[view.row[launched]] = range_labels(view.trace)[0][view.range[launched]]
     apart = np.zeros(len(view.kept), bool)
-    for of in (owner, rows.coded("category")[0], np.where(caller < 0, -1, rows.threads[caller])):
+    for of in (owner, rows.coded("category")[0], np.where(lead < 0, -1, rows.threads[lead])):
         apart |= of[view.before] != of[view.row]
     is_long = rows.having("kind", ("kernel",)) & (rows.ends - rows.starts > _LONG_NS)
     apart |= is_long[view.before] & is_long[view.row] & ~rows.may_fill(view.before, view.row)
@@ -571,7 +628,8 @@ def _ranges_of_launches(view: ProgramView) -> Iterator[HelpCase]:
 @mechanism(
     "record as graphs",
     "kernels are launched one by one: {}",
-    'torch.compile(mode="reduce-overhead"), or torch.cuda.graph()',
+    'torch.compile(mode="reduce-overhead"), torch.cuda.graph(); or more in each launch, as by a '
+    "larger batch",
     weight=_GENERAL,
 )
 def _runs_of_launches(view: ProgramView) -> Iterator[HelpCase]:
@@ -679,13 +737,15 @@ def _host_functions(view: ProgramView) -> Iterator[HelpCase]:
     'torch.set_float32_matmul_precision("high"), or bfloat16',
 )
 def _wide_products(view: ProgramView) -> Iterator[HelpCase]:
-    """Yield matrix products in float32 on no tensor cores."""
+    """Yield products in float32 on no tensor cores; other kernels in it move half of the bytes."""
     rows = view.rows
     name, names = rows.coded("name")
     is_wide = np.array([_is_wide(str(text)) for text in names])
     if (which := _running_kernels(view) & is_wide[name[view.row]]).any():
         about = _mostly(view, which, "float32 products")
-        yield HelpCase(about, which, view.causes.lag // _NARROWER)
+        lag = view.causes.lag // np.where(which, _NARROWER, 2)
+        narrowed = which | _named_kernels(view, _FLOAT)
+        yield HelpCase(about, narrowed, lag, rows=view.row[which])
 
 
 def _is_wide(kernel: str) -> bool:
@@ -789,13 +849,27 @@ def _is_much(view: HelpView, which: Bools) -> bool:
 
 
 def _mostly(view: HelpView, which: Bools, words: str) -> str:
-    """Add the line that takes most of some edges, if any, that of the call or of the launch."""
+    """Add the line that takes most of some edges, if any."""
+    line = _line_of_most(view, which)
+    return f"{words} mostly at {line}" if line else words
+
+
+def _at_its_line(view: HelpView, which: Bools) -> Bools:
+    """Edge → whether it is a thread's time at the line that takes most of some edges."""
+    line = _line_of_most(view, which)
+    number = view.lines.index(line) if line in view.lines else OPEN
+    at_it: Bools = view.is_host & (view.line == number)
+    return at_it
+
+
+def _line_of_most(view: HelpView, which: Bools) -> str:
+    """Return the line that takes most of some edges, that of the call or of the launch, if any."""
     site, sites = view.rows.coded("site")
     row = np.where(view.is_host, view.coming, np.r_[view.rows.calls, -1][view.row])[which]
     total = np.bincount(np.where(row >= 0, site[row], 0), view.lasts[which], len(sites))
     total[0] = 0
     made_by = lines_of(sites[int(total.argmax())]) if total.any() else ()
-    return f"{words} mostly at {made_by[0]}" if made_by else words
+    return str(made_by[0]) if made_by else ""
 
 
 @mechanism(

@@ -84,6 +84,8 @@ class HelpCase:
         Whether edges last ``lag`` even where that is longer.
     rows
         Calls or work that show how often it comes and how long it takes; if not given, its edges.
+    times
+        How often it comes, where neither its edges nor rows tell.
     beside
         Edges that a mend may shorten besides, which only bounds its gain.
     name
@@ -108,6 +110,7 @@ class HelpCase:
     slow: str = ""
     is_exact: bool = False
     rows: Ints | None = None
+    times: int = 0
 
     @property
     def mechanism(self) -> Mechanism | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Annotated, NamedTuple
@@ -11,18 +12,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from gpuscope._text import percent
-from gpuscope._types import Floats, Ints
+from gpuscope._types import Bools, Floats, Ints
 from gpuscope.trace.columns import codes, combined, rows_of
 from gpuscope.trace.joins import distinct
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import thread_names
 from gpuscope.trace.schema import HOLDS_LOCK, WAITS_FOR_LOCK
-from gpuscope.trace.sites import lines_of
+from gpuscope.trace.sites import SiteLine, lines_of
 
 _CALLERS = 2
 """Callers that are named."""
 _SHOWN = 5
 """Functions of a group of stretches, at most."""
+_COMPILES = re.compile("(^|_)compile(?!_wrapper|_bytecode)(_|$)")
+_NO_COMPILER = re.compile("^(re|sre)/|^<frozen|^torch/_dynamo/eval_frame")
+"""What functions are called that compile for a GPU, in PyTorch, Triton, JAX, Numba and CuPy; and
+files of those that do not."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +48,7 @@ class SeenFunction:
     samples
         How many samples saw that; one that lies half in the time counts half.
     inner
-        The function of a package that it was in most of that time, if it was in one.
+        The innermost function of a package that it was in for half of that time or more, if any.
     """
 
     share: Annotated[float, "share"]
@@ -112,6 +117,25 @@ def lock_holders(trace: Trace, stretches: Stretches) -> dict[int, float] | None:
     }
 
 
+def compilations(trace: Trace, threads: Ints, times: Ints) -> Ints:
+    """Return a number of the compilation that a thread was in then, by samples; −1 for none."""
+    samples = _Samples(trace)
+    if not len(samples.rows):
+        return np.full(len(threads), -1)
+    stack, stacks = codes(trace.spans.column("payload"))
+    compiles = np.array([any(map(_is_compiler, lines_of(text))) for text in stacks])
+    inside = compiles[stack[samples.rows]]
+    begins = inside & ~np.r_[False, inside[:-1] & samples.follow]
+    number = np.where(inside, np.cumsum(begins) - 1, -1)
+    of_sample: Ints = np.r_[number, -1]
+    return of_sample[samples.at(threads, times)]
+
+
+def _is_compiler(frame: SiteLine) -> bool:
+    is_called_so = _COMPILES.search(frame.function.rpartition(".")[2])
+    return is_called_so is not None and _NO_COMPILER.search(frame.file) is None
+
+
 def samples_in(trace: Trace, rows: Ints, lasted_ns: Ints) -> Floats:
     """Return how many samples pieces of stacks rest on: of half a stack half of its samples."""
     whole_ns = trace.array("end_ns", fill=0)[rows] - trace.array("start_ns")[rows]
@@ -144,6 +168,24 @@ class _Samples:
         """Return sample → whether its thread was in this state."""
         code, states = codes(self._trace.spans.column("status"))
         return np.array([text == state for text in states])[code[self.rows]]
+
+    @property
+    def follow(self) -> Bools:
+        """Sample but the first → whether it begins as the one before it of its thread ends."""
+        follows: Bools = self._starts[1:] == self._ends[:-1]
+        follows &= self.owner[1:] == self.owner[:-1]
+        return follows
+
+    def at(self, threads: Ints, times: Ints) -> Ints:
+        """Return which sample a thread was in then, −1 for none."""
+        at = np.full(len(threads), -1)
+        for thread in distinct(threads).tolist():
+            first, behind = np.searchsorted(self.owner, [thread, thread + 1]).tolist()
+            asked = np.flatnonzero(threads == thread)
+            latest = first - 1 + self._starts[first:behind].searchsorted(times[asked], "right")
+            inside = (latest >= first) & (times[asked] < self._ends[latest])
+            at[asked] = np.where(inside, latest, -1)
+        return at
 
     def within(self, stretches: Stretches) -> _Seen:
         """Cut the samples of the stretches' threads to the stretches."""
@@ -186,7 +228,8 @@ class _Samples:
         site, sites = codes(trace.spans.column("site"))
         name, names = codes(trace.spans.column("name"))
         status, states = codes(trace.spans.column("status"))
-        columns = seen.group, self.owner[seen.at], status[row], site[row], name[row]
+        stack, stacks = codes(trace.spans.column("payload"))
+        columns = seen.group, self.owner[seen.at], status[row], site[row], name[row], stack[row]
         first, code = combined(*columns)
         lasted_ns = seen.end - seen.begin
         took_ns = np.bincount(code, weights=lasted_ns, minlength=len(first))
@@ -194,7 +237,7 @@ class _Samples:
         samples = np.bincount(code, weights=weight, minlength=len(first))
         totals: list[dict[_Key, _Total]] = [{} for _ in whole_ns]
         for number in np.argsort(-took_ns, kind="stable").tolist():
-            group, thread, state, of_site, of_name = (
+            group, thread, state, of_site, of_name, of_stack = (
                 int(column[first[number]]) for column in columns
             )
             lines = lines_of(sites[of_site])
@@ -205,18 +248,20 @@ class _Samples:
             total = totals[group].setdefault(key, _Total(text))
             total.ns += took_ns[number]
             total.samples += samples[number]
-            total.inner[str(names[of_name])] += took_ns[number]
-        called = thread_names(trace)
+            for depth, called in enumerate(_called_by(lines[:1], stacks[of_stack])):
+                total.inner[called] += took_ns[number]
+                total.depth[called] += depth * took_ns[number]
+        name_of = thread_names(trace)
         return [
             tuple(
                 SeenFunction(
                     share=float(total.ns / max(whole_ns[group], 1)),
-                    thread=called.get(key.thread),
+                    thread=name_of.get(key.thread),
                     state=key.state,
                     function=total.text,
                     samples=float(total.samples),
                     callers=key.callers,
-                    inner=total.innermost(key.function[-1]),
+                    inner=total.innermost(),
                 )
                 for key, total in sorted(of.items(), key=lambda item: -item[1].ns)[:_SHOWN]
             )
@@ -241,8 +286,19 @@ class _Total:
     ns: float = 0.0
     samples: float = 0.0
     inner: Counter[str] = field(default_factory=Counter)
+    depth: Counter[str] = field(default_factory=Counter)
 
-    def innermost(self, function: str) -> str | None:
-        """Return where it was most of the time, if that is another function."""
-        ((name, _),) = self.inner.most_common(1)
-        return None if name == function else name
+    def innermost(self) -> str | None:
+        """Return the deepest of the functions that it was in for half of the time or more."""
+        much = [name for name, ns in self.inner.items() if 2 * ns >= self.ns]
+        return max(much, key=lambda name: self.depth[name] / self.inner[name], default=None)
+
+
+def _called_by(line: tuple[SiteLine, ...], stack: str | None) -> list[str]:
+    """Return the functions that a line of the program called, each once, the outermost first."""
+    inside: list[str] = []
+    for frame in lines_of(stack):
+        if (frame,) == line:
+            return list(dict.fromkeys(reversed(inside)))
+        inside.append(frame.function)
+    return []

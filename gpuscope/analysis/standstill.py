@@ -16,7 +16,7 @@ import numpy as np
 from gpuscope._types import Bools, Ints
 from gpuscope.analysis.causes import Causes
 from gpuscope.analysis.help_view import HelpView
-from gpuscope.analysis.samples_analysis import Stretches, lock_holders
+from gpuscope.analysis.samples_analysis import Stretches, compilations, lock_holders
 from gpuscope.analysis.steps_analysis import COMPILES_NS
 from gpuscope.trace.columns import combined
 from gpuscope.trace.joins import union
@@ -79,6 +79,8 @@ class ProgramView(HelpView):
     compiled, blocked, switched
         Pauses before a kernel that is compiled anew; while another thread holds a lock in a call;
         while another thread computes in Python.
+    compilation
+        Edge → number of the compilation that its thread is in, by samples, −1 for none.
     """
 
     def __init__(self, trace: Trace, causes: Causes, node: int, low_ns: int, high_ns: int) -> None:
@@ -86,6 +88,11 @@ class ProgramView(HelpView):
         self._free = self.is_code.copy()
         self._names = thread_names(trace)
         self.compiled = [*self._claimed(self._compiled())]
+        host = np.flatnonzero(self.is_host & (self._free | ~self.is_code))
+        middle = causes.times[causes.source[host]] + self.lasts[host] // 2
+        self.compilation = np.full(len(self.row), -1)
+        self.compilation[host] = compilations(trace, self.rows.threads[self.row[host]], middle)
+        self._free &= self.compilation < 0
         self.blocked = [*self._claimed(self._blocked())]
         self.switched = [*self._claimed(self._switched())]
 
@@ -113,7 +120,7 @@ class ProgramView(HelpView):
         call = self.coming[edges]
         before = self.before[edges]
         lag = self.causes.lag[edges]
-        launched = np.r_[self._launched, -1][call]
+        launched = np.r_[self.launched, -1][call]
         what = np.where(launched >= 0, name[launched] + 1, 0)
         median_ns, alike = _medians(lag, self.line[edges], name[call], what)
         after_ns, alike_after = _medians(
@@ -125,7 +132,7 @@ class ProgramView(HelpView):
         return usual_ns, count
 
     @cached_property
-    def _launched(self) -> Ints:
+    def launched(self) -> Ints:
         """Row of a call → the work that it launched last, −1 for none."""
         rows = self.rows
         launched = np.full(len(rows.ids), -1)
@@ -148,7 +155,7 @@ class ProgramView(HelpView):
         """
         rows = self.rows
         times = self.causes.times
-        kernel = np.r_[self._launched, -1][self.coming]
+        kernel = np.r_[self.launched, -1][self.coming]
         is_kernel = rows.having("kind", ("kernel",))
         edges = np.flatnonzero(self.is_code & (self.coming >= 0) & (kernel >= 0))
         edges = edges[is_kernel[kernel[edges]]]

@@ -132,8 +132,9 @@ def steps(trace: Trace) -> StepsResult:
     Warm-up ends before the first two steps in a row that are no longer than usual: than the median
     of all steps and three of their standard deviations, by the median deviation, or a tenth of the
     median if that is more. It ends before steps that take more than a tenth of the time longer than
-    usual, unless calls explain half of that which are new or never come again. The steady time ends
-    with the last step and the work that it launched.
+    usual, unless calls explain half of that which are new or never come again, or it is the first
+    step, and shorter than all others together. The steady time ends with the last step and the work
+    that it launched.
     Without steps, it is from the first launch to the end of the last GPU work.
 
     Examples
@@ -182,7 +183,7 @@ def _steps(trace: Trace) -> StepsResult:
             bases.append(basis)
             several += [Step(name, first, last, number, thread) for first, last in bounds.tolist()]
             warm = _warm_up(bounds[:, 1] - bounds[:, 0])
-            low.append(int(bounds[_told_by_news(trace, thread, bounds, warm), 0]))
+            low.append(int(bounds[_told_by_news(trace, number, thread, bounds, warm), 0]))
             before = launched[chosen & (starts[calls] < bounds[-1, 1])]
             high.append(max(int(bounds[-1, 1]), int(ends[before].max(initial=0))))
     several.sort(key=lambda step: step.start_ns)
@@ -281,6 +282,9 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Fou
     is_graph = what >= len(names)
     for token in (kind, combined(what, line[calls])[1]):
         begins = np.r_[True, token[1:] != token[:-1]] | (works > 1) | is_graph
+        most = np.bincount(token[sample]).argmax()
+        if np.count_nonzero(token[sample] == most) >= _REGULAR * len(token[sample]):
+            begins |= token == most  # a loop of one launch
         for value in _tokens(token[sample][begins[sample]], pause[sample][begins[sample]]):
             at = np.flatnonzero(begins & (token == value))
             if period := _period(at[(at >= low) & (at < low + _SAMPLE)] - low, kind[sample]):
@@ -349,10 +353,12 @@ def _warm_up(lengths: Ints) -> int:
     return int(settled[0]) if len(settled) else 0
 
 
-def _told_by_news(trace: Trace, thread: int, bounds: Ints, warm: int) -> int:
+def _told_by_news(trace: Trace, process: int, thread: int, bounds: Ints, warm: int) -> int:
     """Return how many of the first steps are warm-up, by what they do that later steps do not.
 
-    What long first steps take is explained if half of it is calls that are new or never come again.
+    What a long first step takes is explained, as libraries are set up there, unless it is longer
+    than all others together; what later ones take if half of it is calls that are new or never come
+    again, of any thread: backward passes have one of their own.
     If more than a tenth of the time is not, the program does something there that is no warm-up.
 
     Parameters
@@ -370,7 +376,7 @@ def _told_by_news(trace: Trace, thread: int, bounds: Ints, warm: int) -> int:
     starts = trace.array("start_ns")
     ends = trace.array("end_ns", fill=0)
     calls = rows_of(trace, *CALLS)
-    calls = calls[trace.array("thread", fill=-1)[calls] == thread]
+    calls = calls[trace.array("process", fill=-1)[calls] == process]
     calls = calls[np.argsort(starts[calls], kind="stable")]
     name = codes(trace.spans.column("name"))[0]
     launched = np.full(len(trace), -1)
@@ -382,12 +388,16 @@ def _told_by_news(trace: Trace, thread: int, bounds: Ints, warm: int) -> int:
     last_ns = np.zeros(len(first), np.int64)
     np.maximum.at(last_ns, code, starts[calls])
     is_news = np.isin(np.arange(len(calls)), first) | (last_ns[code] < settled)
-    took_ns = starts[calls] - np.r_[bounds[0, 0], ends[calls][:-1]]
+    took_ns = starts[calls] - np.maximum.accumulate(np.r_[bounds[0, 0], ends[calls][:-1]])
+    by_it = trace.array("thread", fill=-1)[calls] == thread
+    took_ns[by_it] = starts[calls[by_it]] - np.r_[bounds[0, 0], ends[calls[by_it]]][:-1]
     took_ns = np.where(is_news, np.maximum(took_ns, 0) + ends[calls] - starts[calls], 0)
     step = np.searchsorted(bounds[:warm, 0], starts[calls], "right") - 1
     inside = (step >= 0) & (starts[calls] < settled)
     news_ns = np.bincount(step[inside], took_ns[inside], warm)
-    unexplained_ns = np.cumsum(np.where(2 * news_ns >= more_ns, 0, more_ns))
+    is_explained = 2 * news_ns >= more_ns
+    is_explained[0] |= 2 * lengths[0] < lengths.sum()
+    unexplained_ns = np.cumsum(np.where(is_explained, 0, more_ns))
     return int(np.searchsorted(unexplained_ns, most_ns, "right"))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -36,6 +38,8 @@ into, if that is so much of it."""
 _TOLD = 0.05
 """Warm-up that is so long, as a share of the time that is judged, is told."""
 _SPANS, _NOT_WORTH_IT = 8, 3
+_SIZE = re.compile(r" \d+×\d+")
+"""Of the tiles of a matrix product, in the name of its kernel."""
 _COMPUTES = tuple(kind for kind in GPU_WORK if kind != "memcpy")
 """Kinds of work but copies, beside which a GPU may do nothing."""
 
@@ -78,7 +82,8 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     if first is not None and first.change == KEEP_UP:
         findings += _of_stragglers(trace, span_ns)
     names_the_cause = bool(findings)
-    if first is not None and first.fault and not names_the_cause:
+    is_small = first is not None and max(share, first.high_ns / span_ns) < IDLE
+    if first is not None and first.fault and not names_the_cause and not is_small:
         findings.append(_of_fault(first, share, span_ns, warm_up))
     elif not findings and (first is None or first.change == TWICE):
         least = Quantity("least", WORTH_A_MEND, "%")
@@ -93,7 +98,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     else:
         begins, ends, _, _ = gaps_of_gpus(trace, begin_ns, end_ns, _COMPUTES)
         kernels = 1 - int((ends - begins).sum()) / (span_ns * idle.devices)
-        yield _of_path(steady_path(trace), 1 - share, kernels)
+        yield _of_path(steady_path(trace), 1 - share, kernels, "warning" if is_small else "note")
     if first is not None:
         yield _of_change(first, span_ns)
         if helps.then is not None:
@@ -187,21 +192,29 @@ def _of_idle(
     return Finding("program.idle", severity, subject, values, spans)
 
 
-def _of_path(path: CriticalPathResult, busy: float, kernels: float) -> Finding:
+def _of_path(path: CriticalPathResult, busy: float, kernels: float, severity: Severity) -> Finding:
     whole_ns = max(path.end_ns - path.start_ns, 1)
     values: tuple[Quantity, ...] = (Quantity("busy", busy, "%"),)
     if busy - kernels >= IDLE:
         values += (Quantity("kernels", kernels, "%"),)
     subject = {}
-    times_ns = {name: ns for name, ns in path.by("kernel").items() if name is not None}
-    if times_ns:
-        name, took_ns = next(iter(times_ns.items()))
+    kinds_ns: Counter[str] = Counter()
+    names: dict[str, list[str]] = {}
+    for name, took_ns in path.by("kernel").items():
+        if name is not None:
+            kind = _SIZE.sub("", kernel_name(name))
+            kinds_ns[kind] += took_ns
+            names.setdefault(kind, []).append(name)
+    if kinds_ns:
+        ((kind, took_ns),) = kinds_ns.most_common(1)
+        name = names[kind][0]
+        several = f"{kind}, most of it {kernel_name(name)}"
         subject = {
-            "kernel": kernel_name(name),
+            "kernel": several if len(names[kind]) > 1 else kernel_name(name),
             "line": greatest(path, "line", "kernel", name) or "",
         }
         values += (Quantity("share", took_ns / whole_ns, "%"),)
-    return Finding("program.busy", "note", subject, values)
+    return Finding("program.busy", severity, subject, values)
 
 
 def _of_one_rank(trace: Trace, expected_ns: float) -> Iterator[Finding]:

@@ -184,7 +184,6 @@ RULES = {
     "hazard.more": Rule("{more} more kinds of hazards, {hazards} hazards in all"),
     "plugin": Rule("{failure}"),
     "incomplete": Rule("incomplete: {missing}", "Read all else with that in mind."),
-    "throttled": Rule("Throttled[ in {slowed} of {rounds} rounds][, at {clock}]: {why}"),
     "waits": Rule(
         f"{_WAITS}: {{share}} of the time of its calls, in {{waited}} of {{judged}}",
         "On SMs of its own {workload} would not: gs.what_if forecasts that, gpuscope tune finds "
@@ -217,6 +216,11 @@ RULES = {
         "that: {cause}[ in {range}][ at {line}][ ({thread})][; of that {seen} in {function}, by "
         "{samples} samples][: {who} {state}]"
     ),
+    "program.busy": Rule(
+        "Something ran on the GPU for {busy} of the time[, kernels for {kernels}][; {share} of the "
+        "critical path is {kernel}][, launched at {line}]"
+    ),
+    "throttled": Rule("Throttled[ in {slowed} of {rounds} rounds][, at {clock}]: {why}"),
     "program.help": Rule(
         "Try first: {change}[ ({about})]: {gain} sooner, {share} of the time",
         "[{how}]",
@@ -231,10 +235,6 @@ RULES = {
     "program.warm-up": Rule(
         "Warm-up takes {warm_up} before {time}, {share} of it in {function}, by {samples} samples",
         "Keep what is compiled or loaded there from run to run, or let one process do many runs.",
-    ),
-    "program.busy": Rule(
-        "Something ran on the GPU for {busy} of the time[, kernels for {kernels}][; {share} of the "
-        "critical path is {kernel}][, launched at {line}]"
     ),
     "program.no-help": Rule("Not worth trying here: {changes}"),
     "dry-queue.calls": Rule(

@@ -74,7 +74,9 @@ _FUSED = re.compile(
     "(?:_backward)?)"
 )
 _BACKWARD = re.compile("(?i:_?backward|bprop|_bwd|bn_bw|[dw]grad|_grad|gammabeta)")
-_ARGUMENTS, _MANGLED, _LENGTH = (re.compile(text) for text in ("<[^<>]*>", "_ZN?K?", r"\d+"))
+_ARGUMENTS, _MANGLED, _LENGTH = (
+    re.compile(text) for text in (r"<[^<>]*>|\[abi:\w*\]", "_ZN?K?", r"\d+")
+)
 _CPP = re.compile(r"(?:void )?(?:\(anonymous namespace\)::)?[A-Za-z_]\w*(?:::|<)")
 _LONGEST = 1000
 """Characters of a name that are looked at."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from test_critical_path import kernel, launch, rows, wait
@@ -9,6 +11,7 @@ from test_critical_path import kernel, launch, rows, wait
 import gpuscope as gs
 from gpuscope.analysis.mechanisms import MECHANISMS
 from gpuscope.errors import MissingEvidence
+from gpuscope.trace.naming import kernel_name
 
 SITE = '[["train.py", {}, "step"]]'
 LINE = "train.py:{} in step"
@@ -559,6 +562,84 @@ def test_products_in_float32_could_be_in_a_narrower_type():
     spans[20:] = [(*span[:2], span[2].replace("tst", "sst"), *span[3:]) for span in spans[20:]]
     narrow = gains(rows(*spans[20:], edges=edges[10:]))
     assert not any(change == "multiply in a narrower type" for change, _ in narrow)
+
+
+def test_other_kernels_in_float32_may_take_half_as_long():
+    spans, edges = [], []
+    for at, name in enumerate(["ampere_sgemm_128x64_nn", "void add_kernel<float>(float*)"] * 10):
+        called = at * 10
+        spans += [launch(2 * at + 1, 1, called, called + 5, SITE.format(3)),
+                  kernel(2 * at + 2, name, at * 150_000 + 10_000, at * 150_000 + 160_000,
+                         called + 5)]  # fmt: skip
+        edges.append((2 * at + 1, 2 * at + 2, "launch"))
+    found = gains(rows(*spans, edges=edges))
+    about = f"float32 products mostly at {LINE.format(3)}"
+    is_told = kernel_name("void add_kernel<float>(float*)").endswith("float32)")
+    gain_ns = 10 * 140_000 + 10 * 75_000 * is_told
+    assert found["multiply in a narrower type", about] == pytest.approx(gain_ns, abs=100)
+
+
+def stacks_of(number, frames, start_ns, end_ns, state="runs without Python's lock"):
+    lines = [["train.py", 7, "step"]]
+    more = {"thread": 1, "process": 1, "site": json.dumps(lines), "value": 10.0, "status": state,
+            "payload": json.dumps([*frames, *lines])}  # fmt: skip
+    return (number, "stack", frames[0][2], start_ns, end_ns, more)
+
+
+@pytest.mark.parametrize("compiler", ["compile_fx", "forward"])
+def test_time_in_compilers_is_told_as_that(compiler):
+    spans, edges = launches(20, 4_000_000)
+    starts = [span[3] for span in spans if span[1] == "api"]
+    pauses = [(start - 3_000_000, start - 100_000) for start in starts[1:]]
+    seen = [
+        stacks_of(900 + at, [["i/c.py", 2, compiler]], *pause) for at, pause in enumerate(pauses)
+    ]
+    found = gs.analysis.what_would_help(rows(*spans, *seen, edges=edges)).changes
+    told = [change for change in found if change.change == "compile less often"]
+    assert len(told) == (compiler == "compile_fx")
+    for change in told:
+        assert change.times == len(pauses)
+        assert change.gain_ns == pytest.approx(19 * 4_000_000, rel=0.02)
+
+
+@pytest.mark.parametrize(("kernels", "is_told"), [(("a", "b"), True), (("a",), False)])
+def test_a_library_that_measures_kernels_is_told_as_that(kernels, is_told):
+    spans, edges, at, number = [], [], 0, 1
+    for tried in range(12):
+        calls = ("cudaEventRecord", "", "cudaEventRecord", "cudaEventSynchronize")
+        for call in calls:
+            if call:
+                spans.append((number, "api", call, at, at + 2_000,
+                              {"thread": 1, "process": 1, "site": SITE.format(7)}))  # fmt: skip
+            else:
+                name = kernels[tried % len(kernels)]
+                spans += [launch(number, 1, at, at + 2_000, SITE.format(7)),
+                          kernel(number + 1, name, at + 2_500, at + 9_000, at + 2_000)]  # fmt: skip
+                edges.append((number, number + 1, "launch"))
+            number += 2
+            at += 10_000
+        at += 500_000
+    found = gs.analysis.what_would_help(rows(*spans, edges=edges)).changes
+    told = [change for change in found if change.change == "try kernels out less often"]
+    assert len(told) == is_told
+    for change in told:
+        assert change.times == 12
+        assert change.gain_ns > 11 * 500_000
+        assert change.about == f"calls mostly at {LINE.format(7)}"
+
+
+def test_what_autograd_launches_is_no_work_of_another():
+    spans, edges, at = [], [], 0
+    for number in range(0, 80, 4):
+        for offset, thread, site in ((1, 1, SITE.format(3)), (3, 2, None)):
+            called = at + offset * 10_000
+            spans += [launch(number + offset, thread, called, called + 5_000, site),
+                      kernel(number + offset + 1, "k", called + 6_000, called + 20_000,
+                             called + 5_000)]  # fmt: skip
+            edges.append((number + offset, number + offset + 1, "launch"))
+        at += 60_000
+    found = gains(rows(*spans, edges=edges))
+    assert not any(change == "use another stream" for change, _ in found)
 
 
 @pytest.mark.parametrize(("passes", "reduced"), [(4, 4), (4, 1), (1, 1)])

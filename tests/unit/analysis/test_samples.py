@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import gpuscope as gs
 from gpuscope import analysis
-from gpuscope.analysis.samples_analysis import Stretches, functions_in
+from gpuscope.analysis.samples_analysis import Stretches, compilations, functions_in
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace import Trace
 from gpuscope.trace.metadata import TraceMetadata
@@ -164,3 +164,44 @@ def test_an_idle_cause_names_who_held_the_lock():
     (finding,) = [f for f in gs.findings(trace).findings if f.rule == "program.idle"]
     assert finding.subject["who"] == "scorer"
     assert json.loads(json.dumps(gs.telling.to_json(finding)))["rule"] == "program.idle"
+
+
+@pytest.mark.parametrize(("inner", "most"), [(40, "unique"), (20, "forward")])
+def test_the_deepest_function_of_half_of_the_time_is_named(inner, most):
+    stacks = [(1, 0, 40, "f", HOLDS_LOCK, True, 4), (1, 40, 60, "f", HOLDS_LOCK, True, 2)]
+    columns = build(stacks).spans.to_pydict()
+    site = json.dumps([["a.py", 1, "f"], ["a.py", 9, "main"]])
+    frames = [["m.py", 5, "forward"], *json.loads(site)]
+    columns["site"] = [site, site]
+    columns["start_ns"] = [0, inner]
+    columns["end_ns"] = [inner, 60]
+    columns["payload"] = [json.dumps([["n.py", 3, "unique"], *frames]), json.dumps(frames)]
+    trace = Trace.from_columns(columns, None, TraceMetadata(thread_names=NAMES))
+    stretch = Stretches(*(np.array([value]) for value in (1, 0, 60, 0)))
+    ((function,),) = functions_in(trace, stretch, 1)
+    assert (function.inner, function.share, function.callers) == (most, 1, ("main",))
+
+
+@pytest.mark.parametrize(
+    ("frame", "compiles"),
+    [
+        (["_src/compiler.py", 3, "backend_compile_and_load"], True),
+        (["cuda/compiler.py", 3, "_NVRTCProgram.compile"], True),
+        (["core/dispatcher.py", 3, "CUDADispatcher._compile_for_args"], True),
+        (["re/__init__.py", 3, "compile"], False),
+        (["_dynamo/eval_frame.py", 3, "_TorchDynamoContext.__call__.<locals>.compile_wrapper"],
+         False),
+        (["<frozen importlib._bootstrap_external>", 3, "_compile_bytecode"], False),
+        (["m.py", 3, "compiled_step"], False),
+    ],
+)  # fmt: skip
+def test_when_a_thread_compiles_is_told_by_its_frames(frame, compiles):
+    stacks = [(1, 0, 10, "f", RUNS, True, 1), (1, 10, 30, "f", RUNS, True, 2),
+              (1, 30, 40, "f", RUNS, True, 1)]  # fmt: skip
+    columns = build(stacks).spans.to_pydict()
+    columns["payload"][1] = json.dumps([["x.py", 1, "leaf"], frame, ["a.py", 11, "f"]])
+    trace = Trace.from_columns(columns, None, TraceMetadata(thread_names=NAMES))
+    asked = np.array([5, 10, 29, 30, 50])
+    number = compilations(trace, np.array([1, 1, 1, 1, 1]), asked)
+    assert number.tolist() == [-1, *([0, 0] if compiles else [-1, -1]), -1, -1]
+    assert (compilations(trace, asked * 0 + 2, asked) == -1).all()

@@ -175,6 +175,41 @@ def test_warm_up_ends_with_two_usual_steps_in_a_row():
     assert result.typical.length_ns == 25
 
 
+@pytest.mark.parametrize(("first", "is_warm_up"), [(300, True), (900, False)])
+def test_a_long_first_step_is_warm_up_unless_it_is_most_of_the_time(first, is_warm_up):
+    program, starts = Program(), []
+    for number, pause in enumerate((5, first, *[20, 21, 22] * 6)):
+        starts.append(program.at)
+        program.launch("k", pause=pause)
+        program.range(f"step {number}" if number else "load", starts[-1])
+    assert analysis.steps(program.trace()).steady_ns[0] == starts[2 if is_warm_up else 1]
+
+
+def test_each_launch_is_a_step_where_one_kernel_is_launched_again_and_again():
+    program = Program()
+    for number in range(40):
+        program.launch("heat", pause=900 if number == 0 else 20)
+    program.launch("sum")
+    result = analysis.steps(program.trace())
+    assert len(result.steps) == 40
+    assert result.typical.length_ns == 24
+
+
+def test_what_a_backward_pass_sets_up_is_new_too():
+    program, starts, rest = Program(), [], []
+    for number in range(18):
+        starts.append(program.at)
+        program.launch("k", pause=200 if number == 0 else 20)
+        if number == 1:  # a thread without Python sets up its library
+            program.at += 900
+            rest.append({**program.who, "thread": 2, "kind": "api", "name": "set up",
+                         "start_ns": program.at - 2, "end_ns": program.at})  # fmt: skip
+        program.range(f"step {number}", starts[-1])
+    for row in rest:
+        program.add(**row)
+    assert analysis.steps(program.trace()).steady_ns[0] == starts[2]
+
+
 @pytest.mark.parametrize("more", [(), (900, 20, 700)])
 def test_long_steps_that_nothing_new_explains_are_no_warm_up(more):
     program, starts = Program(), []

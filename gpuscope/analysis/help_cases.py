@@ -109,19 +109,22 @@ def _compiled_anew(view: ProgramView) -> Iterator[HelpCase]:
 )
 def _compiles(view: ProgramView) -> Iterator[HelpCase]:
     """Yield the time of threads in compilers, by samples; what else is then may go with it."""
-    if (which := view.compilation >= 0).any():
-        number, of = np.unique(view.compilation[which], return_inverse=True)
-        begin, end = np.full((2, len(number)), OPEN)
-        end[:] = 0
-        times = view.causes.times
-        since, until = times[view.causes.source], times[view.causes.target]
-        np.minimum.at(begin, of, since[which])
-        np.maximum.at(end, of, until[which])
-        begin, end = union(begin, end).T
-        at = begin.searchsorted(since + view.lasts // 2, "right") - 1
-        beside = (at >= 0) & (since + view.lasts // 2 < end[at])
-        about = _mostly(view, which, "calls")
-        yield HelpCase(about, which, beside=beside, times=len(number))
+    which = view.compilation >= 0
+    if not which.any():
+        return
+    causes = view.causes
+    begins = causes.times[causes.source]
+    compilations, of = np.unique(view.compilation[which], return_inverse=True)
+    since = np.full(len(compilations), OPEN)
+    until = np.zeros(len(compilations), np.int64)
+    np.minimum.at(since, of, begins[which])
+    np.maximum.at(until, of, causes.times[causes.target[which]])
+    since, until = union(since, until).T
+    middle = begins + view.lasts // 2
+    at = since.searchsorted(middle, "right") - 1
+    beside = (at >= 0) & (middle < until[at])
+    about = _mostly(view, which, "calls")
+    yield HelpCase(about, which, beside=beside, times=len(compilations))
 
 
 @mechanism(

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from gpuscope._text import percent
 from gpuscope._types import Bools, Floats, Ints
 from gpuscope.trace.columns import codes, combined, rows_of
-from gpuscope.trace.joins import distinct
+from gpuscope.trace.joins import distinct, union
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import thread_names
 from gpuscope.trace.schema import HOLDS_LOCK, WAITS_FOR_LOCK
@@ -120,15 +120,21 @@ def lock_holders(trace: Trace, stretches: Stretches) -> dict[int, float] | None:
 def compilations(trace: Trace, threads: Ints, times: Ints) -> Ints:
     """Return a number of the compilation that a thread was in then, by samples; −1 for none."""
     samples = _Samples(trace)
-    if not len(samples.rows):
+    inside = samples.in_compilers
+    if not inside.any():
         return np.full(len(threads), -1)
-    stack, stacks = codes(trace.spans.column("payload"))
-    compiles = np.array([any(map(_is_compiler, lines_of(text))) for text in stacks])
-    inside = compiles[stack[samples.rows]]
     begins = inside & ~np.r_[False, inside[:-1] & samples.follow]
     number = np.where(inside, np.cumsum(begins) - 1, -1)
     of_sample: Ints = np.r_[number, -1]
     return of_sample[samples.at(threads, times)]
+
+
+def compiled_ns(trace: Trace, end_ns: int) -> int:
+    """Return for how long any thread was in a compiler until then, by samples."""
+    samples = _Samples(trace)
+    inside = samples.in_compilers
+    begins, ends = union(samples.starts[inside], samples.ends[inside]).T
+    return int(np.maximum(np.minimum(ends, end_ns) - begins, 0).sum())
 
 
 def _is_compiler(frame: SiteLine) -> bool:
@@ -161,8 +167,8 @@ class _Samples:
         rows = rows_of(trace, "stack")
         owner, starts = trace.array("thread", fill=-1)[rows], trace.array("start_ns")[rows]
         order = np.lexsort((starts, owner))
-        self.rows, self.owner, self._starts = rows[order], owner[order], starts[order]
-        self._ends = trace.array("end_ns", fill=0)[self.rows]
+        self.rows, self.owner, self.starts = rows[order], owner[order], starts[order]
+        self.ends = trace.array("end_ns", fill=0)[self.rows]
 
     def is_in(self, state: str) -> Ints:
         """Return sample → whether its thread was in this state."""
@@ -170,9 +176,17 @@ class _Samples:
         return np.array([text == state for text in states])[code[self.rows]]
 
     @property
+    def in_compilers(self) -> Bools:
+        """Sample → whether its thread was in a function that compiles."""
+        stack, stacks = codes(self._trace.spans.column("payload"))
+        compiles = np.array([any(map(_is_compiler, lines_of(text))) for text in stacks])
+        of_sample: Bools = compiles[stack[self.rows]]
+        return of_sample
+
+    @property
     def follow(self) -> Bools:
         """Sample but the first → whether it begins as the one before it of its thread ends."""
-        follows: Bools = self._starts[1:] == self._ends[:-1]
+        follows: Bools = self.starts[1:] == self.ends[:-1]
         follows &= self.owner[1:] == self.owner[:-1]
         return follows
 
@@ -182,8 +196,8 @@ class _Samples:
         for thread in distinct(threads).tolist():
             first, behind = np.searchsorted(self.owner, [thread, thread + 1]).tolist()
             asked = np.flatnonzero(threads == thread)
-            latest = first - 1 + self._starts[first:behind].searchsorted(times[asked], "right")
-            inside = (latest >= first) & (times[asked] < self._ends[latest])
+            latest = first - 1 + self.starts[first:behind].searchsorted(times[asked], "right")
+            inside = (latest >= first) & (times[asked] < self.ends[latest])
             at[asked] = np.where(inside, latest, -1)
         return at
 
@@ -194,14 +208,14 @@ class _Samples:
             first, behind = np.searchsorted(self.owner, [thread, thread + 1]).tolist()
             of_thread = np.flatnonzero(stretches.thread == thread)
             begin, end = stretches.begin[of_thread], stretches.end[of_thread]
-            low = self._ends[first:behind].searchsorted(begin, "right")
-            high = self._starts[first:behind].searchsorted(end)
+            low = self.ends[first:behind].searchsorted(begin, "right")
+            high = self.starts[first:behind].searchsorted(end)
             count = np.maximum(high - low, 0)
             which = np.repeat(np.arange(len(of_thread)), count)
             within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
             at = first + low[which] + within
-            since = np.maximum(self._starts[at], begin[which])
-            until = np.minimum(self._ends[at], end[which])
+            since = np.maximum(self.starts[at], begin[which])
+            until = np.minimum(self.ends[at], end[which])
             piece = _Seen(stretches.group[of_thread][which], at, since, until)
             pieces.append(_Seen(*(values[until > since] for values in piece)))
         return _Seen(*map(np.concatenate, zip(*pieces, strict=True)))

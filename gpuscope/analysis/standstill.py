@@ -17,7 +17,6 @@ from gpuscope._types import Bools, Ints
 from gpuscope.analysis.causes import Causes
 from gpuscope.analysis.help_view import HelpView
 from gpuscope.analysis.samples_analysis import Stretches, compilations, lock_holders
-from gpuscope.analysis.steps_analysis import COMPILES_NS
 from gpuscope.trace.columns import combined
 from gpuscope.trace.joins import union
 from gpuscope.trace.model import Trace
@@ -31,6 +30,8 @@ _ALIKE = 5
 _ALIKE_AFTER = 20
 """A thread stands still if it pauses so long, so many times as long as it usually does before such
 a call, or after such a one, of which there are at least so many."""
+_COMPILES_NS = 50_000_000
+"""What takes less before the first launch of a kernel may be its loading."""
 _FEWEST = 5
 _DEVIATIONS = 5.0
 """How often pauses come at least with what is said to be their cause, and by how many standard
@@ -167,7 +168,7 @@ class ProgramView(HelpView):
         first, _ = combined(name[kernel], rows.coded("launch_config")[0][kernel])
         is_new = np.zeros(len(edges), bool)
         is_new[first] = True
-        is_paused = self.causes.lag[edges] > COMPILES_NS
+        is_paused = self.causes.lag[edges] > _COMPILES_NS
         for number in np.unique(name[kernel[is_paused & is_new]]).tolist():
             alike = name[kernel] == number
             paused = is_paused & alike

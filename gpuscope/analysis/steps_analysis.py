@@ -33,8 +33,6 @@ _WHOLE = 0.7
 _NOISE = 3.0
 _TOLERANCE = 0.1
 """Deviations of the steps, and share of their median, that are no warm-up."""
-COMPILES_NS = 50_000_000
-"""What takes less before the first launch of a kernel may be its loading."""
 
 
 @dataclass(frozen=True)
@@ -399,33 +397,3 @@ def _told_by_news(trace: Trace, process: int, thread: int, bounds: Ints, warm: i
     is_explained[0] |= 2 * lengths[0] < lengths.sum()
     unexplained_ns = np.cumsum(np.where(is_explained, 0, more_ns))
     return int(np.searchsorted(unexplained_ns, most_ns, "right"))
-
-
-def compile_pauses_ns(trace: Trace) -> int:
-    """Return how long threads paused before the first launches of ``torch.compile``'s kernels.
-
-    A pause is of a line of the program that goes on to launch a kernel of Triton's that is new.
-    """
-    name, names = codes(trace.spans.column("name"))
-    line = codes(trace.spans.column("site"))[0]
-    thread = trace.array("thread", fill=-1)
-    starts = trace.array("start_ns")
-    ends = trace.array("end_ns", fill=0)
-    calls, work = linked_rows(trace.edges, trace.array("id"), "launch")
-    begun = np.full(len(names), LATEST_NS)
-    np.minimum.at(begun, name[work], starts[calls])
-    is_triton = np.array([str(text).startswith("triton_") for text in names])
-    is_new = is_triton[name[work]] & (starts[calls] == begun[name[work]])
-    order = np.flatnonzero(line[calls] > 0)
-    order = order[np.lexsort((starts[calls[order]], thread[calls[order]]))]
-    calls = calls[order]
-    news = np.flatnonzero(is_new[order])
-    paused = 1 + np.flatnonzero(starts[calls[1:]] - ends[calls[:-1]] >= COMPILES_NS)
-    paused = paused[thread[calls[paused]] == thread[calls[paused - 1]]]
-    after = np.searchsorted(news, paused)  # the next new kernel
-    paused = paused[after < len(news)]
-    after = calls[news[after[after < len(news)]]]
-    ended_by = calls[paused]
-    before = calls[paused - 1]
-    same = (line[after] == line[ended_by]) & (thread[after] == thread[ended_by])
-    return int((starts[ended_by] - ends[before])[same].sum())

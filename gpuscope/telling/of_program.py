@@ -16,8 +16,8 @@ from gpuscope.analysis.help_cases import KEEP_UP, TWICE
 from gpuscope.analysis.idle_analysis import IdleResult, gaps_of_gpus, idle_causes
 from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.ranks_analysis import ranks
-from gpuscope.analysis.samples_analysis import Stretches, functions_in
-from gpuscope.analysis.steps_analysis import StepsResult, compile_pauses_ns, steps
+from gpuscope.analysis.samples_analysis import Stretches, compiled_ns, functions_in
+from gpuscope.analysis.steps_analysis import StepsResult, steps
 from gpuscope.errors import MissingEvidence
 from gpuscope.telling.finding import Finding, Quantity, Severity, Shown, counts
 from gpuscope.trace.collectives import is_nccl
@@ -73,7 +73,7 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     warm_up: tuple[Quantity, ...] = ()
     if found_steps.warm_up_ns >= _TOLD * span_ns:
         warm_up = (Quantity("warm_up", found_steps.warm_up_ns, "ns"),)
-    findings = [*_of_compilation(trace, span_ns)]
+    findings = [*_of_compilation(trace, begin_ns, span_ns)]
     share = idle.idle_ns / (span_ns * idle.devices)
     helps = help_in_steps(trace)
     first = next(iter(helps.changes), None)
@@ -133,13 +133,12 @@ def _of_warm_up(trace: Trace, found: StepsResult, span_ns: int) -> Iterator[Find
         )
 
 
-def _of_compilation(trace: Trace, span_ns: int) -> Iterator[Finding]:
-    compiled_ns = compile_pauses_ns(trace)
-    if compiled_ns >= max(1, WORTH * span_ns):
-        name = "whole" if compiled_ns < span_ns else "time"
-        values = Quantity("compiled", compiled_ns, "ns"), Quantity(name, span_ns, "ns")
-        severity: Severity = "warning" if compiled_ns > span_ns / 2 else "note"
-        yield Finding("program.compiles", severity, {}, values)
+def _of_compilation(trace: Trace, begin_ns: int, span_ns: int) -> Iterator[Finding]:
+    """Say that code was compiled for longer before the steady time than that takes."""
+    before_ns = compiled_ns(trace, begin_ns)
+    if before_ns >= span_ns:
+        values = Quantity("compiled", before_ns, "ns"), Quantity("time", span_ns, "ns")
+        yield Finding("program.compiles", "warning", {}, values)
 
 
 def _of_no_help(helps: HelpResult, span_ns: int) -> Iterator[Finding]:

@@ -190,10 +190,9 @@ RULES = {
         "how many.",
     ),
     "program.compiles": Rule(
-        "torch.compile takes {compiled}[ of {whole}] before its kernels run[, all that is repeated "
-        "{time}]",
-        "Compile what runs long enough to pay for it, for few shapes, or ahead of time "
-        "(torch.export, a cache of inductor's).",
+        "Code is compiled for {compiled}, all that is repeated takes {time}",
+        "Compile what runs long enough to pay for it, for few shapes, or ahead of time, such as by "
+        "torch.export or with a cache that stays.",
     ),
     "program.straggler": Rule(
         "Rank {rank} came last to {last} collectives, and others waited {waited} for it"

@@ -463,17 +463,22 @@ def test_work_behind_the_legacy_default_stream_could_be_beside_it():
     assert not any(change.startswith("keep off") for change, _ in gains(unknown))
 
 
-def test_pauses_before_a_new_triton_kernel_are_compilation():
+@pytest.mark.parametrize(
+    ("compiler", "end_ns", "is_told"),
+    [("compile_fx", 1_900_000_000, True), ("compile_fx", 400_000, False),
+     ("forward", 1_900_000_000, False)],
+)  # fmt: skip
+def test_compiling_for_longer_than_what_is_repeated_is_told(compiler, end_ns, is_told):
     spans, edges = launches(20, 20_000, name="triton_poi_fused_add_0")
     late = [(*span[:3], span[3] + 2 * 10**9, span[4] + 2 * 10**9, span[5]) for span in spans]
     first = [launch(500, 1, 0, 5_000, SITE.format(3)), kernel(501, "k", 6_000, 9_000, 5_000)]
-    trace = rows(*first, *late, edges=[(500, 501, "launch"), *edges])
-    compiles = gs.findings(trace).findings[0]
-    assert (compiles.rule, compiles.severity) == ("program.compiles", "warning")
-    assert compiles["compiled"].value == 2 * 10**9 - 5_000
-    plain = rows(*first, *((*s[:2], "k", *s[3:]) if s[1] == "kernel" else s for s in late),
-                 edges=[(500, 501, "launch"), *edges])  # fmt: skip
-    assert all(each.rule != "program.compiles" for each in gs.findings(plain).findings)
+    stack = stacks_of(900, [["i/c.py", 2, compiler]], 100_000, end_ns)
+    trace = rows(*first, stack, *late, edges=[(500, 501, "launch"), *edges])
+    told = [f for f in gs.findings(trace).findings if f.rule == "program.compiles"]
+    assert len(told) == is_told
+    for finding in told:
+        assert finding.severity == "warning"
+        assert finding["compiled"].value == end_ns - 100_000
 
 
 def test_the_line_of_a_kernel_is_where_that_was_launched():

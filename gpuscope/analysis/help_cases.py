@@ -193,8 +193,9 @@ def _input_late(view: ProgramView) -> Iterator[HelpCase]:
 def _no_wait(about: str, which: Bools, view: HelpView, *, beside: Bools | bool = False) -> HelpCase:
     """Return a wait that finds all done."""
     calls = view.row[which]
-    looks = np.array([POLL.search(str(text)) is not None for text in view.rows.coded("name")[1]])
-    waits = calls[~looks[view.rows.coded("name")[0][calls]]]
+    name, names = view.rows.coded("name")
+    looks = np.array([POLL.search(str(text)) is not None for text in names])
+    waits = calls[~looks[name[calls]]]
     return HelpCase(
         about,
         view.inside(calls),
@@ -471,7 +472,9 @@ def _one_stream(view: ProgramView) -> Iterator[HelpCase]:
     launched = causes.of("launch") & (view.range >= 0)
     owner[view.row[launched]] = range_labels(view.trace)[0][view.range[launched]]
     apart = np.zeros(len(view.kept), bool)
-    for of in (owner, rows.coded("category")[0], np.where(lead < 0, -1, rows.threads[lead])):
+    thread = np.where(lead < 0, -1, rows.threads[lead])
+    category, _ = rows.coded("category")
+    for of in (owner, category, thread):
         apart |= of[view.before] != of[view.row]
     is_long = rows.having("kind", ("kernel",)) & (rows.ends - rows.starts > _LONG_NS)
     apart |= is_long[view.before] & is_long[view.row] & ~rows.may_fill(view.before, view.row)
@@ -685,8 +688,10 @@ def _in_runs(view: HelpView) -> Bools:
     waits[causes.target[causes.of("host wait")]] = True
     waits[2 * np.flatnonzero(_gets_memory(view))] = True
     host = np.flatnonzero(view.is_host)
-    host = host[np.lexsort((causes.times[causes.target[host]], view.rows.threads[view.row[host]]))]
     thread = view.rows.threads[view.row[host]]
+    in_order = np.lexsort((causes.times[causes.target[host]], thread))
+    host = host[in_order]
+    thread = thread[in_order]
     row = view.row[host]
     breaks = waits[causes.target[host]] | view.pauses[host]
     breaks |= np.r_[True, thread[1:] != thread[:-1]][: len(host)]
@@ -800,7 +805,9 @@ def _chains(view: ProgramView) -> Iterator[HelpCase]:
     is_elementwise &= rows.having("kind", ("kernel",))
     order, first = rows.queues
     follows = np.zeros(len(rows.ids), bool)
-    in_chain = is_elementwise[order[1:]] & is_elementwise[order[:-1]] & (first[1:] == first[:-1])
+    in_order = is_elementwise[order]
+    in_chain = in_order[1:] & in_order[:-1]
+    in_chain &= first[1:] == first[:-1]
     follows[order[1:][in_chain]] = True
     which = _running_kernels(view) & follows[view.row]
     if _is_much(view, which):
@@ -868,7 +875,8 @@ def _at_its_line(view: HelpView, which: Bools) -> Bools:
 def _line_of_most(view: HelpView, which: Bools) -> str:
     """Return the line that takes most of some edges, that of the call or of the launch, if any."""
     site, sites = view.rows.coded("site")
-    row = np.where(view.is_host, view.coming, np.r_[view.rows.calls, -1][view.row])[which]
+    call = np.r_[view.rows.calls, -1][view.row]
+    row = np.where(view.is_host, view.coming, call)[which]
     total = np.bincount(np.where(row >= 0, site[row], 0), view.lasts[which], len(sites))
     total[0] = 0
     made_by = lines_of(sites[int(total.argmax())]) if total.any() else ()

@@ -32,24 +32,30 @@ def measured_kernels(view: ProgramView) -> Ints:
     at = np.arange(len(calls))
     kernel = np.r_[view.launched, -1][calls]
     latest = np.maximum.accumulate(np.where(kernel >= 0, at, -1))
-    second = np.maximum.accumulate(np.where(records, at, -1))
-    first = np.where(second > 0, second[np.maximum(second - 1, 0)], -1)
-    is_measured = waits & (first >= 0) & (at - first <= _NEAR) & (first < latest)
-    is_measured &= latest < second
+    stop = np.maximum.accumulate(np.where(records, at, -1))
+    start = np.where(stop > 0, stop[np.maximum(stop - 1, 0)], -1)
     thread = rows.threads[calls]
     site = rows.coded("site")[0][calls]
-    is_measured &= thread[first] == thread
+    is_measured = waits & (start >= 0)
+    is_measured &= at - start <= _NEAR
+    is_measured &= (start < latest) & (latest < stop)
+    is_measured &= thread[start] == thread
     ends = np.flatnonzero(is_measured)
-    begins = first[ends]
+    begins = start[ends]
     tried = np.full(len(rows.ids), -1)
     if len(ends) < _FEWEST:
         return tried
-    follows = (begins[1:] - ends[:-1] <= _NEAR) & (begins[1:] >= ends[:-1])
-    follows &= (site[ends[1:]] == site[ends[:-1]]) & (thread[ends[1:]] == thread[ends[:-1]])
+    calls_between = begins[1:] - ends[:-1]
+    follows = (calls_between >= 0) & (calls_between <= _NEAR)
+    of_end = site[ends]
+    follows &= of_end[1:] == of_end[:-1]
+    of_end = thread[ends]
+    follows &= of_end[1:] == of_end[:-1]
     series = np.cumsum(np.r_[True, ~follows])
     kinds, _ = combined(series, name[kernel[latest[ends]]])
     is_choice = np.bincount(series[kinds])[series] > 1
-    since = np.where(np.r_[False, follows], np.r_[0, ends[:-1]], begins)[is_choice]
+    end_before = np.r_[0, ends[:-1]]
+    since = np.where(np.r_[False, follows], end_before, begins)[is_choice]
     ends = ends[is_choice]
     number = np.minimum(ends.searchsorted(at), max(len(ends) - 1, 0))
     if len(ends):

@@ -243,7 +243,8 @@ class _Samples:
         name, names = codes(trace.spans.column("name"))
         status, states = codes(trace.spans.column("status"))
         stack, stacks = codes(trace.spans.column("payload"))
-        columns = seen.group, self.owner[seen.at], status[row], site[row], name[row], stack[row]
+        of_samples = (column[row] for column in (status, site, name, stack))
+        columns = seen.group, self.owner[seen.at], *of_samples
         first, code = combined(*columns)
         lasted_ns = seen.end - seen.begin
         took_ns = np.bincount(code, weights=lasted_ns, minlength=len(first))

@@ -386,9 +386,11 @@ def _told_by_news(trace: Trace, process: int, thread: int, bounds: Ints, warm: i
     last_ns = np.zeros(len(first), np.int64)
     np.maximum.at(last_ns, code, starts[calls])
     is_news = np.isin(np.arange(len(calls)), first) | (last_ns[code] < settled)
-    took_ns = starts[calls] - np.maximum.accumulate(np.r_[bounds[0, 0], ends[calls][:-1]])
+    begin_ns = bounds[0, 0]
+    left_ns = np.maximum.accumulate(np.r_[begin_ns, ends[calls]])[:-1]
     by_it = trace.array("thread", fill=-1)[calls] == thread
-    took_ns[by_it] = starts[calls[by_it]] - np.r_[bounds[0, 0], ends[calls[by_it]]][:-1]
+    left_ns[by_it] = np.r_[begin_ns, ends[calls[by_it]]][:-1]
+    took_ns = starts[calls] - left_ns
     took_ns = np.where(is_news, np.maximum(took_ns, 0) + ends[calls] - starts[calls], 0)
     step = np.searchsorted(bounds[:warm, 0], starts[calls], "right") - 1
     inside = (step >= 0) & (starts[calls] < settled)

@@ -77,15 +77,16 @@ def of_program(trace: Trace) -> Iterator[Finding]:
     share = idle.idle_ns / (span_ns * idle.devices)
     helps = help_in_steps(trace)
     first = next(iter(helps.changes), None)
-    if first is not None and first.expected_ns < WORTH_A_MEND * span_ns:
-        first = None
+    if first is not None:
+        is_worth_it = first.expected_ns >= WORTH_A_MEND * span_ns and first.change != TWICE
+        first = first if is_worth_it else None
     if first is not None and first.change == KEEP_UP:
         findings += _of_stragglers(trace, span_ns)
     names_the_cause = bool(findings)
     is_small = first is not None and max(share, first.high_ns / span_ns) < IDLE
     if first is not None and first.fault and not names_the_cause and not is_small:
         findings.append(_of_fault(first, share, span_ns, warm_up))
-    elif not findings and (first is None or first.change == TWICE):
+    elif not findings and first is None:
         least = Quantity("least", WORTH_A_MEND, "%")
         findings.append(Finding("program.limit", "note", {}, (least,)))
     is_said = any(finding.severity == "warning" for finding in findings)
@@ -257,11 +258,10 @@ def _of_change(change: Change, span_ns: int) -> Finding:
         most = Quantity("most", change.high_ns, "ns")
         share = Quantity("share", change.high_ns / span_ns, "%")
         return Finding("program.may-help", "warning", subject, (most, share))
-    severity: Severity = "note" if change.change == TWICE else "warning"
     mean, low, high = (ns / span_ns for ns in (change.gain_ns, change.low_ns, change.high_ns))
     share = Quantity("share", mean, "%", *((low, high) if high - low >= WORTH else ()))
     gain = Quantity("gain", change.gain_ns, "ns")
-    return Finding("program.help", severity, subject, (gain, share))
+    return Finding("program.help", "warning", subject, (gain, share))
 
 
 def _of_next(change: Change, span_ns: int) -> Finding:

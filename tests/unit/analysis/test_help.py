@@ -877,6 +877,25 @@ def test_a_program_that_nothing_would_help_says_so():
     assert (first.rule, first.severity) == ("program.limit", "note")
 
 
+@pytest.mark.parametrize(
+    ("pause_ns", "first"), [(80_000, "program.busy"), (300_000, "program.slow")]
+)
+def test_what_gains_little_beside_a_busy_gpu_is_not_said_first(pause_ns, first):
+    spans, edges, at = [], [], 0
+    for number in range(0, 120, 3):
+        spans += [
+            launch(number + 1, 1, at, at + 5_000, SITE.format(7)),
+            kernel(number + 2, "gemm", at + 6_000, at + 1_006_000, at + 5_000),
+            wait(number + 3, "cudaStreamSynchronize", at + 6_000, at + 1_010_000, 7),
+        ]
+        edges.append((number + 1, number + 2, "launch"))
+        at += 1_010_000 + pause_ns - 10_000
+    found = gs.findings(rows(*spans, edges=edges)).findings
+    of_program = [finding for finding in found if finding.family == "program"]
+    assert (of_program[0].rule, of_program[0].severity) == (first, "warning")
+    assert "program.may-help" in {finding.rule for finding in of_program}
+
+
 def test_each_mechanism_is_declared_whole():
     assert len(MECHANISMS) > 15
     for change, declared in MECHANISMS.items():

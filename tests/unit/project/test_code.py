@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = {
     "": 15_930,
     "analyses": 3_465,
-    "analysis": 78_880,
+    "analysis": 80_552,
     "cli": 15_207,
     "comparing": 38_886,
     "device": 49_598,
@@ -32,7 +32,7 @@ ROOMS = {
     "report": 5_243,
     "search": 16_825,
     "simulator": 66_491,
-    "telling": 14_865,
+    "telling": 14_952,
     "timeline": 51_641,
     "trace": 34_905,
     "widgets": 32_958,

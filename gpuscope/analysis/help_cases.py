@@ -67,6 +67,8 @@ _TYPICAL = 0.1
 """Share of the time that kernels take in most programs which are found in most programs."""
 _MUCH_LATER = 2
 """How many times as long others wait for a rank that is late as for any other."""
+_MOSTLY = 0.5
+"""Share of what is at a line that is said to be mostly there."""
 _CUT = 0.1
 """Share of ranges with a wait between launches, up to which their launches are a graph."""
 _RUN = 16
@@ -103,7 +105,7 @@ def _compiled_anew(view: ProgramView) -> Iterator[HelpCase]:
 
 @mechanism(
     "compile less often",
-    "code is compiled in {}",
+    "code is compiled {}",
     "keep shapes, types and static arguments as they are from call to call, or cache what is "
     "compiled",
 )
@@ -123,7 +125,9 @@ def _compiles(view: ProgramView) -> Iterator[HelpCase]:
     middle = begins + view.lasts // 2
     at = since.searchsorted(middle, "right") - 1
     beside = (at >= 0) & (middle < until[at])
-    about = _mostly(view, which, "calls")
+    took_ns = np.bincount(of, view.lasts[which])
+    line = view.compiling_lines[compilations[took_ns.argmax()]]
+    about = f"mostly at {line}" if line else "by libraries"
     yield HelpCase(about, which, beside=beside, times=len(compilations))
 
 
@@ -279,8 +283,9 @@ def _gets_memory(view: HelpView) -> Bools:
 @mechanism(
     "pin the memory",
     "{} hold their thread up",
-    "tensor.pin_memory() and non_blocking=True; cupyx.empty_pinned; numba.cuda.pinned_array; or "
-    "copy less, or less often",
+    "copy less, or less often; or to the GPU, tensor.pin_memory() and non_blocking=True, "
+    "cupyx.empty_pinned, numba.cuda.pinned_array; to the host, into pinned memory, with an event "
+    "that is waited for later",
 )
 def _pageable(view: ProgramView) -> Iterator[HelpCase]:
     """Yield copies of pageable memory, which are slower than the link; to the GPU, they block.
@@ -507,7 +512,7 @@ def _sms_held(view: ProgramView) -> Iterator[HelpCase]:
 @mechanism(
     "drop the wait between streams",
     "one stream waits for another: {}",
-    "gs.what_if(trace, drop_waits=…)",
+    'launch what needs not wait before that; gs.what_if(trace, drop_waits="all") forecasts it',
     is_mend=False,
     weight=_WHAT_IF,
 )
@@ -706,7 +711,8 @@ def _in_runs(view: HelpView) -> Bools:
 @mechanism(
     "shorten the Python before",
     "",
-    "ahead, in other threads or processes, such as a loader's workers; or less of it",
+    "less of it; more in each call, as by a larger batch; or ahead, in other threads or processes, "
+    "such as a loader's workers",
     weight=_GENERAL,
 )
 def _python(view: ProgramView) -> Iterator[HelpCase]:
@@ -859,28 +865,30 @@ def _is_much(view: HelpView, which: Bools) -> bool:
 
 
 def _mostly(view: HelpView, which: Bools, words: str) -> str:
-    """Add the line that takes most of some edges, if any."""
-    line = _line_of_most(view, which)
-    return f"{words} mostly at {line}" if line else words
+    """Add the line that takes most of some edges, if any, and whether it takes half of them."""
+    line, share = _line_of_most(view, which)
+    mostly = "mostly at" if share >= _MOSTLY else "such as at"
+    return f"{words} {mostly} {line}" if line else words
 
 
 def _at_its_line(view: HelpView, which: Bools) -> Bools:
     """Edge → whether it is a thread's time at the line that takes most of some edges."""
-    line = _line_of_most(view, which)
+    line, _ = _line_of_most(view, which)
     number = view.lines.index(line) if line in view.lines else OPEN
     at_it: Bools = view.is_host & (view.line == number)
     return at_it
 
 
-def _line_of_most(view: HelpView, which: Bools) -> str:
-    """Return the line that takes most of some edges, that of the call or of the launch, if any."""
+def _line_of_most(view: HelpView, which: Bools) -> tuple[str, float]:
+    """Return the line of calls or launches that takes most of some edges, if any, and its share."""
     site, sites = view.rows.coded("site")
     call = np.r_[view.rows.calls, -1][view.row]
     row = np.where(view.is_host, view.coming, call)[which]
     total = np.bincount(np.where(row >= 0, site[row], 0), view.lasts[which], len(sites))
     total[0] = 0
     made_by = lines_of(sites[int(total.argmax())]) if total.any() else ()
-    return str(made_by[0]) if made_by else ""
+    share = float(total.max() / max(view.lasts[which].sum(), 1))
+    return str(made_by[0]) if made_by else "", share
 
 
 @mechanism(
@@ -916,7 +924,9 @@ def _kernels(view: ProgramView) -> Iterator[HelpCase]:
     holds = causes.of("SMs held", "priority") & (causes.source % 2 == 0)
     for about, which in view.each(kernels, name[view.row], lambda key: str(names[key])):
         waiting = holds & rows.having("name", (about,))[view.before]
-        yield HelpCase(kernel_name(about), which | waiting, half, basis="recording", name=about)
+        called = kernel_name(about)
+        pattern = f"*{called}*" if called in about else about
+        yield HelpCase(called, which | waiting, half, basis="recording", name=pattern)
 
 
 def cases(view: ProgramView) -> Iterator[HelpCase]:

@@ -24,6 +24,8 @@ _CALLERS = 2
 """Callers that are named."""
 _SHOWN = 5
 """Functions of a group of stretches, at most."""
+_APART_NS = 100_000_000
+"""Compilers of a thread that are nearer to each other are at one compilation."""
 _COMPILES = re.compile("(^|_)compile(?!_wrapper|_bytecode)(_|$)")
 _NO_COMPILER = re.compile("^(re|sre)/|^<frozen|^torch/_dynamo/eval_frame")
 """What functions are called that compile for a GPU, in PyTorch, Triton, JAX, Numba and CuPy; and
@@ -47,8 +49,9 @@ class SeenFunction:
         Functions of the program's own that called it, the innermost first.
     samples
         How many samples saw that; one that lies half in the time counts half.
-    inner
-        The innermost function of a package that it was in for half of that time or more, if any.
+    inner, inner_share
+        The innermost function of a package that it was in for a third of that time or more, if
+        any; for which share of it.
     """
 
     share: Annotated[float, "share"]
@@ -58,9 +61,15 @@ class SeenFunction:
     samples: Annotated[float, "samples"]
     callers: tuple[str, ...] = field(default=())
     inner: Annotated[str | None, "inner"] = None
+    inner_share: float = 0.0
+
+    def is_where(self, other: SeenFunction) -> bool:
+        """Whether its thread was in the function that another one tells of, in whatever state."""
+        here, there = (function.function.rpartition(" in ")[2] for function in (self, other))
+        return (self.thread, here, self.callers) == (other.thread, there, other.callers)
 
     def __str__(self) -> str:
-        within = f" ({self.inner})" if self.inner else ""
+        within = f" ({percent(self.inner_share)} in {self.inner})" if self.inner else ""
         return " ← ".join((f"{self.function}{within}", *self.callers))
 
 
@@ -117,16 +126,28 @@ def lock_holders(trace: Trace, stretches: Stretches) -> dict[int, float] | None:
     }
 
 
-def compilations(trace: Trace, threads: Ints, times: Ints) -> Ints:
-    """Return a number of the compilation that a thread was in then, by samples; −1 for none."""
+def compilations(trace: Trace, threads: Ints, times: Ints) -> tuple[Ints, list[str]]:
+    """Say which compilation threads were in at some times, by samples.
+
+    Returns
+    -------
+    tuple
+        The number of the compilation of each, −1 for none; number → the line of the program, or
+        nothing.
+    """
     samples = _Samples(trace)
-    inside = samples.in_compilers
-    if not inside.any():
-        return np.full(len(threads), -1)
-    begins = inside & ~np.r_[False, inside[:-1] & samples.follow]
-    number = np.where(inside, np.cumsum(begins) - 1, -1)
-    of_sample: Ints = np.r_[number, -1]
-    return of_sample[samples.at(threads, times)]
+    compiling = np.flatnonzero(samples.in_compilers)
+    if not len(compiling):
+        return np.full(len(threads), -1), []
+    owner = samples.owner[compiling]
+    apart_ns = samples.starts[compiling[1:]] - samples.ends[compiling[:-1]]
+    is_other = (owner[1:] != owner[:-1]) | (apart_ns > _APART_NS)
+    begins = np.r_[True, is_other]
+    of_sample = np.full(len(samples.rows) + 1, -1)
+    of_sample[compiling] = np.cumsum(begins) - 1
+    sites = trace.spans.column("site").take(samples.rows[compiling[begins]]).to_pylist()
+    lines = [str((*lines_of(site), "")[0]) for site in sites]
+    return of_sample[samples.at(threads, times)], lines
 
 
 def compiled_ns(trace: Trace, end_ns: int) -> int:
@@ -182,13 +203,6 @@ class _Samples:
         compiles = np.array([any(map(_is_compiler, lines_of(text))) for text in stacks])
         of_sample: Bools = compiles[stack[self.rows]]
         return of_sample
-
-    @property
-    def follow(self) -> Bools:
-        """Sample but the first → whether it begins as the one before it of its thread ends."""
-        follows: Bools = self.starts[1:] == self.ends[:-1]
-        follows &= self.owner[1:] == self.owner[:-1]
-        return follows
 
     def at(self, threads: Ints, times: Ints) -> Ints:
         """Return which sample a thread was in then, −1 for none."""
@@ -276,7 +290,8 @@ class _Samples:
                     function=total.text,
                     samples=float(total.samples),
                     callers=key.callers,
-                    inner=total.innermost(),
+                    inner=(inner := total.innermost()),
+                    inner_share=total.inner[inner] / total.ns if inner else 0.0,
                 )
                 for key, total in sorted(of.items(), key=lambda item: -item[1].ns)[:_SHOWN]
             )
@@ -304,8 +319,8 @@ class _Total:
     depth: Counter[str] = field(default_factory=Counter)
 
     def innermost(self) -> str | None:
-        """Return the deepest of the functions that it was in for half of the time or more."""
-        much = [name for name, ns in self.inner.items() if 2 * ns >= self.ns]
+        """Return the deepest of the functions that it was in for a third of the time or more."""
+        much = [name for name, ns in self.inner.items() if 3 * ns >= self.ns]
         return max(much, key=lambda name: self.depth[name] / self.inner[name], default=None)
 
 

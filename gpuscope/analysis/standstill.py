@@ -80,8 +80,9 @@ class ProgramView(HelpView):
     compiled, blocked, switched
         Pauses before a kernel that is compiled anew; while another thread holds a lock in a call;
         while another thread computes in Python.
-    compilation
-        Edge → number of the compilation that its thread is in, by samples, −1 for none.
+    compilation, compiling_lines
+        Edge → number of the compilation that its thread is in, by samples, −1 for none; that
+        → the line of the program that it lies in, or nothing.
     """
 
     def __init__(self, trace: Trace, causes: Causes, node: int, low_ns: int, high_ns: int) -> None:
@@ -91,8 +92,9 @@ class ProgramView(HelpView):
         self.compiled = [*self._claimed(self._compiled())]
         host = np.flatnonzero(self.is_host & (self._free | ~self.is_code))
         middle = causes.times[causes.source[host]] + self.lasts[host] // 2
+        threads = self.rows.threads[self.row[host]]
         self.compilation = np.full(len(self.row), -1)
-        self.compilation[host] = compilations(trace, self.rows.threads[self.row[host]], middle)
+        self.compilation[host], self.compiling_lines = compilations(trace, threads, middle)
         self._free &= self.compilation < 0
         self.blocked = [*self._claimed(self._blocked())]
         self.switched = [*self._claimed(self._switched())]
@@ -253,9 +255,12 @@ class ProgramView(HelpView):
             whose = np.full(len(pauses), thread)
             time = Stretches(whose, begin[pauses], begin[pauses] + lag[pauses], whose * 0)
             holders = lock_holders(self.trace, time)
-            for other in self._beside(thread):
+            beside = [*self._beside(thread)]
+            if holders is not None:
+                beside = [other for other in beside if holders.get(other, 0) >= _HOLDS]
+            for other in beside:
                 begun_ns = self._begun_ns(other)
-                if begun_ns is None or (holders is not None and holders.get(other, 0) < _HOLDS):
+                if begun_ns is None:
                     continue
                 edges = pauses[begin[pauses] >= begun_ns]
                 intervals = lag[edges] / _SWITCH_NS
@@ -267,6 +272,9 @@ class ProgramView(HelpView):
                 which = np.zeros(len(self.row), bool)
                 which[edges] = True
                 about = f"{self._called(other)} computes in Python and holds the interpreter lock"
+                if holders is not None and len(beside) > 1:
+                    about = f"{self._called(other)} and {len(beside) - 1} more threads compute in "
+                    about += "Python and hold the interpreter lock"
                 yield Standstill(about, which, usual_ns)
                 break
 

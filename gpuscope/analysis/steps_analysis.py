@@ -132,7 +132,8 @@ def steps(trace: Trace) -> StepsResult:
     median if that is more. It ends before steps that take more than a tenth of the time longer than
     usual, unless calls explain half of that which are new or never come again, or it is the first
     step, and shorter than all others together. The steady time ends with the last step and the work
-    that it launched.
+    that it launched; before it, if it is longer than all other steady ones by a tenth or more, as
+    what a program does in the end may be in it.
     Without steps, it is from the first launch to the end of the last GPU work.
 
     Examples
@@ -180,10 +181,14 @@ def _steps(trace: Trace) -> StepsResult:
                 basis = f"{basis}, as their work ran: the host runs ahead"
             bases.append(basis)
             several += [Step(name, first, last, number, thread) for first, last in bounds.tolist()]
-            warm = _warm_up(bounds[:, 1] - bounds[:, 0])
-            low.append(int(bounds[_told_by_news(trace, number, thread, bounds, warm), 0]))
-            before = launched[chosen & (starts[calls] < bounds[-1, 1])]
-            high.append(max(int(bounds[-1, 1]), int(ends[before].max(initial=0))))
+            lengths = bounds[:, 1] - bounds[:, 0]
+            warm = _told_by_news(trace, number, thread, bounds, _warm_up(lengths))
+            low.append(int(bounds[warm, 0]))
+            others = lengths[warm:-1]
+            is_teardown = len(others) and lengths[-1] > (1 + _TOLERANCE) * others.max()
+            end = int(bounds[-1, 0] if is_teardown else bounds[-1, 1])
+            before = launched[chosen & (starts[calls] < end)]
+            high.append(max(end, int(ends[before].max(initial=0))))
     several.sort(key=lambda step: step.start_ns)
     begun = starts[np.r_[work, calls]]
     first_ns = int(begun.min()) if len(begun) else begin

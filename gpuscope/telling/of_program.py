@@ -24,7 +24,7 @@ from gpuscope.trace.collectives import is_nccl
 from gpuscope.trace.columns import launch_calls
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name
-from gpuscope.trace.schema import GPU_WORK
+from gpuscope.trace.schema import GPU_WORK, NO_PYTHON
 
 HELD_UP = 0.05
 """Share of the time that ranks wait for one from which on that is told before all else."""
@@ -35,6 +35,8 @@ IDLE = 0.1
 _LONG = 0.25
 """Warm-up that is so long, as a share of the time that is judged, is told by what most of it went
 into, if that is so much of it."""
+_MUCH_LONGER = 10
+"""How many times as long as what is repeated code is compiled for that is told before all else."""
 _TOLD = 0.05
 """Warm-up that is so long, as a share of the time that is judged, is told."""
 _SPANS, _NOT_WORTH_IT = 8, 3
@@ -88,7 +90,8 @@ def of_program(trace: Trace) -> Iterator[Finding]:
         findings.append(_of_fault(first, share, span_ns, warm_up))
     elif not findings and first is None:
         least = Quantity("least", WORTH_A_MEND, "%")
-        findings.append(Finding("program.limit", "note", {}, (least,)))
+        faster = next((change.about for change in helps.changes if change.change == TWICE), "")
+        findings.append(Finding("program.limit", "note", {"kernel": faster}, (least,)))
     is_said = any(finding.severity == "warning" for finding in findings)
     findings += _of_one_rank(trace, first.expected_ns if first is not None else 0)
     yield from findings
@@ -119,8 +122,9 @@ def _of_warm_up(trace: Trace, found: StepsResult, span_ns: int) -> Iterator[Find
     end_ns = found.steady_ns[0]
     whole = (threads[launches.argmax()], end_ns - found.warm_up_ns, end_ns, 0)
     (functions,) = functions_in(trace, Stretches(*(np.array([part]) for part in whole)), 1)
-    if functions and functions[0].share >= _LONG:
-        most = functions[0]
+    named = [function for function in functions if function.function != NO_PYTHON]
+    if named and named[0].share >= _LONG:
+        most = named[0]
         yield Finding(
             "program.warm-up",
             "note",
@@ -135,9 +139,9 @@ def _of_warm_up(trace: Trace, found: StepsResult, span_ns: int) -> Iterator[Find
 
 
 def _of_compilation(trace: Trace, begin_ns: int, span_ns: int) -> Iterator[Finding]:
-    """Say that code was compiled for longer before the steady time than that takes."""
+    """Say that code was compiled for much longer before the steady time than that takes."""
     before_ns = compiled_ns(trace, begin_ns)
-    if before_ns >= span_ns:
+    if before_ns >= _MUCH_LONGER * span_ns:
         values = Quantity("compiled", before_ns, "ns"), Quantity("time", span_ns, "ns")
         yield Finding("program.compiles", "warning", {}, values)
 
@@ -187,7 +191,10 @@ def _of_idle(
         *counts(gaps=most.gaps),
     )
     if busiest is not None:
-        values += Quantity("seen", busiest.share, "%"), *counts(samples=round(busiest.samples))
+        there = [function for function in most.functions if function.is_where(busiest)]
+        seen = sum(function.share for function in there)
+        samples = sum(function.samples for function in there)
+        values += Quantity("seen", seen, "%"), *counts(samples=round(samples))
     spans = tuple(Shown(label, span) for span in most.spans[:_SPANS])
     return Finding("program.idle", severity, subject, values, spans)
 
@@ -198,21 +205,15 @@ def _of_path(path: CriticalPathResult, busy: float, kernels: float, severity: Se
     if busy - kernels >= IDLE:
         values += (Quantity("kernels", kernels, "%"),)
     subject = {}
+    times_ns = {name: ns for name, ns in path.by("kernel").items() if name is not None}
     kinds_ns: Counter[str] = Counter()
-    names: dict[str, list[str]] = {}
-    for name, took_ns in path.by("kernel").items():
-        if name is not None:
-            kind = _SIZE.sub("", kernel_name(name))
-            kinds_ns[kind] += took_ns
-            names.setdefault(kind, []).append(name)
+    for name, ns in times_ns.items():
+        kinds_ns[_SIZE.sub("", kernel_name(name))] += ns
     if kinds_ns:
         ((kind, took_ns),) = kinds_ns.most_common(1)
-        name = names[kind][0]
-        several = f"{kind}, most of it {kernel_name(name)}"
-        subject = {
-            "kernel": several if len(names[kind]) > 1 else kernel_name(name),
-            "line": greatest(path, "line", "kernel", name) or "",
-        }
+        name = next(name for name in times_ns if _SIZE.sub("", kernel_name(name)) == kind)
+        line = greatest(path, "line", "kernel", name) or ""
+        subject = {"kernel": kind, "line": line if kinds_ns[kind] == times_ns[name] else ""}
         values += (Quantity("share", took_ns / whole_ns, "%"),)
     return Finding("program.busy", severity, subject, values)
 

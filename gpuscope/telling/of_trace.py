@@ -28,6 +28,8 @@ IDLE = 0.05
 """Idle share of the time of a background's partition that is a finding."""
 IDLE_SMS = 0.1
 """Share of a kernel's SM time outside any scope that is a finding."""
+_SLOWED = 0.01
+"""Share of the clock of a GPU that is not throttled, by which one that is has to be slower."""
 _NAMED = 3
 """Escapes of a partition, and hazards, that are findings of their own."""
 _SPANS = 8
@@ -211,13 +213,16 @@ def of_missing_rows(trace: Trace) -> Iterator[Finding]:
 
 
 def of_clocks(trace: Trace) -> Iterator[Finding]:
-    """Find that GPUs were throttled, in how many rounds and at which clock they ran."""
+    """Find that GPUs were throttled and slower for it, in how many rounds and at which clock."""
     states = trace.metadata.gpu_states
     slowed, rounds = rounds_throttled(states)
     if not slowed:
         return
     words = dict.fromkeys(word for state in states for word in state.throttled)
     clock_mhz, _ = typical([state for state in states if state.throttled])
+    free_mhz, _ = typical([state for state in states if not state.throttled])
+    if clock_mhz and free_mhz and clock_mhz > (1 - _SLOWED) * free_mhz:
+        return
     values = counts(slowed=slowed, rounds=rounds) if rounds > 1 else ()
     if clock_mhz is not None:
         values += (Quantity("clock", clock_mhz, "MHz"),)

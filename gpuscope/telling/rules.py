@@ -208,7 +208,9 @@ RULES = {
         "them, only the traces of all ranks tell",
         "gpuscope why of the folder that has them all, or gs.merge(…).",
     ),
-    "program.limit": Rule("No change was found that would gain more than {least}"),
+    "program.limit": Rule(
+        "No change was found that would gain more than {least}[, but a faster {kernel}]"
+    ),
     "program.idle": Rule(
         "Nothing ran on the GPU for {idle} of {time}[, behind {warm_up} of warm-up][, the mean of "
         "{gpus} GPUs], for {of_it} of "

@@ -78,6 +78,8 @@ _ARGUMENTS, _MANGLED, _LENGTH = (
     re.compile(text) for text in (r"<[^<>]*>|\[abi:\w*\]", "_ZN?K?", r"\d+")
 )
 _CPP = re.compile(r"(?:void )?(?:\(anonymous namespace\)::)?[A-Za-z_]\w*(?:::|<)")
+_NAMELESS = re.compile(r"(?:void )?kernel<([A-Za-z_]\w*)")
+"""A kernel that only its first template argument tells from others."""
 _LONGEST = 1000
 """Characters of a name that are looked at."""
 
@@ -332,6 +334,8 @@ def _function(text: str) -> str:
         return name
     if not _CPP.match(text):
         return text
+    if named := _NAMELESS.match(text):
+        return f"kernel<{named[1]}>"
     before = ""
     text = text.replace("(anonymous namespace)::", "")
     while before != text:

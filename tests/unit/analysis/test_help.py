@@ -593,9 +593,9 @@ def stacks_of(number, frames, start_ns, end_ns, state="runs without Python's loc
 
 @pytest.mark.parametrize("compiler", ["compile_fx", "forward"])
 def test_time_in_compilers_is_told_as_that(compiler):
-    spans, edges = launches(20, 4_000_000)
+    spans, edges = launches(20, 400_000_000)
     starts = [span[3] for span in spans if span[1] == "api"]
-    pauses = [(start - 3_000_000, start - 100_000) for start in starts[1:]]
+    pauses = [(start - 300_000_000, start - 150_000_000) for start in starts[1:]]
     seen = [
         stacks_of(900 + at, [["i/c.py", 2, compiler]], *pause) for at, pause in enumerate(pauses)
     ]
@@ -604,7 +604,8 @@ def test_time_in_compilers_is_told_as_that(compiler):
     assert len(told) == (compiler == "compile_fx")
     for change in told:
         assert change.times == len(pauses)
-        assert change.gain_ns == pytest.approx(19 * 4_000_000, rel=0.02)
+        assert change.about == f"mostly at {LINE.format(7)}"
+        assert change.gain_ns == pytest.approx(19 * 400_000_000, rel=0.02)
 
 
 @pytest.mark.parametrize(("kernels", "is_told"), [(("a", "b"), True), (("a",), False)])
@@ -894,6 +895,26 @@ def test_what_gains_little_beside_a_busy_gpu_is_not_said_first(pause_ns, first):
     of_program = [finding for finding in found if finding.family == "program"]
     assert (of_program[0].rule, of_program[0].severity) == (first, "warning")
     assert "program.may-help" in {finding.rule for finding in of_program}
+
+
+def test_two_changes_in_a_row_gain_no_more_than_all_the_time():
+    spans, edges = launches(200, 300_000)
+    result = gs.analysis.what_would_help(rows(*spans, edges=edges))
+    first = result.changes[0]
+    assert result.then is None or first.told_ns + result.then.gain_ns <= result.span_ns
+    table = {row["change"]: row["saves (ms)"] for row in result.readable()[0]}
+    assert table[f"{first.change}: {first.about}"] == first.told_ns / 1e6
+
+
+@pytest.mark.parametrize(("lines", "words"), [((7, 7, 7), "mostly at"), ((7, 8, 9), "such as at")])
+def test_a_line_with_less_than_half_of_it_is_said_to_be_one_of_several(lines, words):
+    spans, edges = launches(60, 10_000)
+    apis = [span for span in spans if span[1] == "api"]
+    for at, span in enumerate(apis):
+        span[5]["site"] = SITE.format(lines[at % 3])
+    found = gains(rows(*spans, edges=edges))
+    (about,) = (about for change, about in found if change == "record as graphs")
+    assert about.startswith(f"launches {words} train.py:")
 
 
 def test_each_mechanism_is_declared_whole():

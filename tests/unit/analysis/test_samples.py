@@ -166,8 +166,8 @@ def test_an_idle_cause_names_who_held_the_lock():
     assert json.loads(json.dumps(gs.telling.to_json(finding)))["rule"] == "program.idle"
 
 
-@pytest.mark.parametrize(("inner", "most"), [(40, "unique"), (20, "forward")])
-def test_the_deepest_function_of_half_of_the_time_is_named(inner, most):
+@pytest.mark.parametrize(("inner", "most", "share"), [(24, "unique", 0.4), (15, "forward", 1)])
+def test_the_deepest_function_of_a_third_of_the_time_is_named(inner, most, share):
     stacks = [(1, 0, 40, "f", HOLDS_LOCK, True, 4), (1, 40, 60, "f", HOLDS_LOCK, True, 2)]
     columns = build(stacks).spans.to_pydict()
     site = json.dumps([["a.py", 1, "f"], ["a.py", 9, "main"]])
@@ -180,6 +180,7 @@ def test_the_deepest_function_of_half_of_the_time_is_named(inner, most):
     stretch = Stretches(*(np.array([value]) for value in (1, 0, 60, 0)))
     ((function,),) = functions_in(trace, stretch, 1)
     assert (function.inner, function.share, function.callers) == (most, 1, ("main",))
+    assert function.inner_share == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
@@ -202,6 +203,7 @@ def test_when_a_thread_compiles_is_told_by_its_frames(frame, compiles):
     columns["payload"][1] = json.dumps([["x.py", 1, "leaf"], frame, ["a.py", 11, "f"]])
     trace = Trace.from_columns(columns, None, TraceMetadata(thread_names=NAMES))
     asked = np.array([5, 10, 29, 30, 50])
-    number = compilations(trace, np.array([1, 1, 1, 1, 1]), asked)
+    number, lines = compilations(trace, np.array([1, 1, 1, 1, 1]), asked)
     assert number.tolist() == [-1, *([0, 0] if compiles else [-1, -1]), -1, -1]
-    assert (compilations(trace, asked * 0 + 2, asked) == -1).all()
+    assert lines == ["a.py:11 in f"] * compiles
+    assert (compilations(trace, asked * 0 + 2, asked)[0] == -1).all()

@@ -185,6 +185,18 @@ def test_a_long_first_step_is_warm_up_unless_it_is_most_of_the_time(first, is_wa
     assert analysis.steps(program.trace()).steady_ns[0] == starts[2 if is_warm_up else 1]
 
 
+@pytest.mark.parametrize(("last", "is_teardown"), [(300, True), (22, False), (90, False)])
+def test_what_a_program_does_in_the_end_is_no_steady_time(last, is_teardown):
+    program, starts = Program(), []
+    for number, pause in enumerate((*[20, 21, 22] * 3, 90, *[20, 21, 22] * 3, last)):
+        starts.append(program.at)
+        program.launch("k", pause=pause)
+        program.range(f"step {number}", starts[-1])
+    end = analysis.steps(program.trace()).steady_ns[1]
+    assert (end < program.at - 200) == is_teardown
+    assert end >= starts[-1]
+
+
 def test_each_launch_is_a_step_where_one_kernel_is_launched_again_and_again():
     program = Program()
     for number in range(40):

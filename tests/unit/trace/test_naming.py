@@ -41,6 +41,8 @@ def test_kernels_of_recordings_have_plain_names(line):
         ("relu, then add", "relu, then add"),
         ("void app::(anonymous namespace)::step<Grid<3>, 4>(Grid<3>, int)", "step"),
         ("_ZN3app4stepILi4EEEvi", "step"),
+        ("void kernel<lu_params_<float, 0>>(lu_params_<float, 0>)", "kernel<lu_params_>"),
+        ("__main__::step[abi:v1][abi:cw51cXT](Array<float, 2, C>, float)", "step"),
         ("a<<<b", "a<<<b"),
         ("<", "<"),
         ("_Z99999", "_Z99999"),

@@ -33,6 +33,8 @@ _WHOLE = 0.7
 _NOISE = 3.0
 _TOLERANCE = 0.1
 """Deviations of the steps, and share of their median, that are no warm-up."""
+_SET_UPS = 5
+"""Pauses of a first step that are said to set libraries up, at most."""
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,8 @@ def steps(trace: Trace) -> StepsResult:
     Warm-up ends before the first two steps in a row that are no longer than usual: than the median
     of all steps and three of their standard deviations, by the median deviation, or a tenth of the
     median if that is more. It ends before steps that take more than a tenth of the time longer than
-    usual, unless calls explain half of that which are new or never come again, or it is the first
-    step, and shorter than all others together. The steady time ends with the last step and the work
+    usual, unless half of that is calls that are new or never come again, or in the first step few
+    pauses that take longer than any later one. The steady time ends with the last step and the work
     that it launched; before it, if it is longer than all other steady ones by a tenth or more, as
     what a program does in the end may be in it.
     Without steps, it is from the first launch to the end of the last GPU work.
@@ -283,11 +285,13 @@ def _of_launches(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Fou
     sample = slice(low, low + _SAMPLE)
     periods = []
     is_graph = what >= len(names)
-    for token in (kind, combined(what, line[calls])[1]):
+    at_line = combined(what, line[calls])[1]
+    most = np.bincount(at_line[sample]).argmax()
+    is_most = at_line == most
+    is_sole = np.mean(is_most[sample]) >= _REGULAR  # a loop of one launch
+    for token in (kind, at_line):
         begins = np.r_[True, token[1:] != token[:-1]] | (works > 1) | is_graph
-        most = np.bincount(token[sample]).argmax()
-        if np.count_nonzero(token[sample] == most) >= _REGULAR * len(token[sample]):
-            begins |= token == most  # a loop of one launch
+        begins |= is_most & is_sole
         for value in _tokens(token[sample][begins[sample]], pause[sample][begins[sample]]):
             at = np.flatnonzero(begins & (token == value))
             if period := _period(at[(at >= low) & (at < low + _SAMPLE)] - low, kind[sample]):
@@ -359,10 +363,10 @@ def _warm_up(lengths: Ints) -> int:
 def _told_by_news(trace: Trace, process: int, thread: int, bounds: Ints, warm: int) -> int:
     """Return how many of the first steps are warm-up, by what they do that later steps do not.
 
-    What a long first step takes is explained, as libraries are set up there, unless it is longer
-    than all others together; what later ones take if half of it is calls that are new or never come
-    again, of any thread: backward passes have one of their own.
-    If more than a tenth of the time is not, the program does something there that is no warm-up.
+    What long first steps take is explained if half of it is calls that are new at their line or
+    never come again, of any thread: backward passes have one of their own. In the first step also
+    few pauses that took longer than any later step but the last: libraries are set up there. If
+    more than a tenth of the time is not, the program does something there that is no warm-up.
 
     Parameters
     ----------
@@ -378,29 +382,32 @@ def _told_by_news(trace: Trace, process: int, thread: int, bounds: Ints, warm: i
         return warm
     starts = trace.array("start_ns")
     ends = trace.array("end_ns", fill=0)
+    threads = trace.array("thread", fill=-1)
     calls = rows_of(trace, *CALLS)
     calls = calls[trace.array("process", fill=-1)[calls] == process]
     calls = calls[np.argsort(starts[calls], kind="stable")]
     name = codes(trace.spans.column("name"))[0]
+    line = codes(trace.spans.column("site"))[0]
     launched = np.full(len(trace), -1)
     by, work = linked_rows(trace.edges, trace.array("id"), "launch")
     launched[by] = work
     what = np.where(launched[calls] >= 0, name[launched[calls]] + 1, 0)
-    first, code = combined(name[calls], what)
+    whose = np.unique(threads[calls], return_inverse=True)[1]
+    first, code = combined(name[calls], what, line[calls], whose)
     settled = bounds[warm, 0]
     last_ns = np.zeros(len(first), np.int64)
     np.maximum.at(last_ns, code, starts[calls])
-    is_news = np.isin(np.arange(len(calls)), first) | (last_ns[code] < settled)
     begin_ns = bounds[0, 0]
     left_ns = np.maximum.accumulate(np.r_[begin_ns, ends[calls]])[:-1]
-    by_it = trace.array("thread", fill=-1)[calls] == thread
+    by_it = threads[calls] == thread
     left_ns[by_it] = np.r_[begin_ns, ends[calls[by_it]]][:-1]
-    took_ns = starts[calls] - left_ns
-    took_ns = np.where(is_news, np.maximum(took_ns, 0) + ends[calls] - starts[calls], 0)
+    paused_ns = np.maximum(starts[calls] - left_ns, 0)
     step = np.searchsorted(bounds[:warm, 0], starts[calls], "right") - 1
+    is_news = np.isin(np.arange(len(calls)), first) | (last_ns[code] < settled)
+    set_up = np.flatnonzero((step == 0) & (paused_ns > lengths[warm:-1].max(initial=0)))
+    is_news[set_up[np.argsort(-paused_ns[set_up])[:_SET_UPS]]] = True
+    took_ns = np.where(is_news, paused_ns + ends[calls] - starts[calls], 0)
     inside = (step >= 0) & (starts[calls] < settled)
     news_ns = np.bincount(step[inside], took_ns[inside], warm)
-    is_explained = 2 * news_ns >= more_ns
-    is_explained[0] |= 2 * lengths[0] < lengths.sum()
-    unexplained_ns = np.cumsum(np.where(is_explained, 0, more_ns))
+    unexplained_ns = np.cumsum(np.where(2 * news_ns >= more_ns, 0, more_ns))
     return int(np.searchsorted(unexplained_ns, most_ns, "right"))

@@ -175,14 +175,16 @@ def test_warm_up_ends_with_two_usual_steps_in_a_row():
     assert result.typical.length_ns == 25
 
 
-@pytest.mark.parametrize(("first", "is_warm_up"), [(300, True), (900, False)])
-def test_a_long_first_step_is_warm_up_unless_it_is_most_of_the_time(first, is_warm_up):
+@pytest.mark.parametrize(("pauses", "is_warm_up"), [((20, 900), True), ((90,) * 12, False)])
+def test_few_long_pauses_of_a_first_step_are_warm_up_and_many_are_none(pauses, is_warm_up):
     program, starts = Program(), []
-    for number, pause in enumerate((5, first, *[20, 21, 22] * 6)):
+    program.launch("k", pause=20)
+    for number, of_step in enumerate((pauses, *[(20,), (21,), (22,)] * 6)):
         starts.append(program.at)
-        program.launch("k", pause=pause)
-        program.range(f"step {number}" if number else "load", starts[-1])
-    assert analysis.steps(program.trace()).steady_ns[0] == starts[2 if is_warm_up else 1]
+        for pause in of_step:
+            program.launch("k", pause=pause)
+        program.range(f"step {number}", starts[-1])
+    assert analysis.steps(program.trace()).steady_ns[0] == starts[is_warm_up]
 
 
 @pytest.mark.parametrize(("last", "is_teardown"), [(300, True), (22, False), (90, False)])

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = {
     "": 15_930,
     "analyses": 3_465,
-    "analysis": 80_552,
+    "analysis": 80_976,
     "cli": 15_207,
     "comparing": 38_886,
     "device": 49_598,
@@ -32,9 +32,9 @@ ROOMS = {
     "report": 5_243,
     "search": 16_825,
     "simulator": 66_491,
-    "telling": 14_952,
+    "telling": 15_073,
     "timeline": 51_641,
-    "trace": 34_905,
+    "trace": 34_925,
     "widgets": 32_958,
     "workloads": 21_081,
 }

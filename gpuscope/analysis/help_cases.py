@@ -142,11 +142,14 @@ def _tries(view: ProgramView) -> Iterator[HelpCase]:
 
     What the line takes otherwise may go as well.
     """
-    number = np.where(view.is_host, np.r_[measured_kernels(view), -1][view.coming], -1)
-    if (which := number >= 0).any():
-        times = len(distinct(number[which]))
+    measured = np.r_[measured_kernels(view), -1]
+    number = np.where(view.is_host, measured[view.coming], -1)
+    which = number >= 0
+    if which.any():
+        about = _mostly(view, which, "calls")
         beside = _at_its_line(view, which)
-        yield HelpCase(_mostly(view, which, "calls"), which, beside=beside, times=times)
+        times = len(distinct(number[which]))
+        yield HelpCase(about, which, beside=beside, times=times)
 
 
 @mechanism(
@@ -301,7 +304,8 @@ def _pageable(view: ProgramView) -> Iterator[HelpCase]:
         copied = view.row[which]
         kind, kinds = rows.coded("copy_kind")
         took_ns = np.bincount(kind[copied], view.lasts[which], len(kinds))
-        copies = COPIES.get(str(kinds[took_ns.argmax()]), "copies")
+        most = kinds[took_ns.argmax()]
+        copies = COPIES.get(str(most), "copies")
         is_upload = rows.having("src_kind", ("pageable",))
         nbytes = nbytes[view.row]
         lag = np.where(which, nbytes * 1000 // _PINNED_BYTES_PER_US, _CALL_NS)
@@ -471,8 +475,10 @@ def _one_stream(view: ProgramView) -> Iterator[HelpCase]:
     causes = view.causes
     rows = view.rows
     caller = causes.rows.calls
-    lead = latest_followed(view.trace)[caller]
-    lead = np.where((caller >= 0) & (lead >= 0), followed_calls(view.trace)[0][lead], caller)
+    followed, _ = followed_calls(view.trace)
+    follows = latest_followed(view.trace)[caller]
+    is_native = (caller >= 0) & (follows >= 0)
+    lead = np.where(is_native, followed[follows], caller)
     owner = np.full(len(rows.ids), -1)
     launched = causes.of("launch") & (view.range >= 0)
     owner[view.row[launched]] = range_labels(view.trace)[0][view.range[launched]]
@@ -884,7 +890,8 @@ def _line_of_most(view: HelpView, which: Bools) -> tuple[str, float]:
     site, sites = view.rows.coded("site")
     call = np.r_[view.rows.calls, -1][view.row]
     row = np.where(view.is_host, view.coming, call)[which]
-    total = np.bincount(np.where(row >= 0, site[row], 0), view.lasts[which], len(sites))
+    at_site = np.where(row >= 0, site[row], 0)
+    total = np.bincount(at_site, view.lasts[which], len(sites))
     total[0] = 0
     made_by = lines_of(sites[int(total.argmax())]) if total.any() else ()
     share = float(total.max() / max(view.lasts[which].sum(), 1))

@@ -57,8 +57,9 @@ def measured_kernels(view: ProgramView) -> Ints:
     end_before = np.r_[0, ends[:-1]]
     since = np.where(np.r_[False, follows], end_before, begins)[is_choice]
     ends = ends[is_choice]
-    number = np.minimum(ends.searchsorted(at), max(len(ends) - 1, 0))
-    if len(ends):
-        inside = (at > since[number]) & (at <= ends[number])
-        tried[calls[inside]] = number[inside]
+    if not len(ends):
+        return tried
+    number = np.minimum(ends.searchsorted(at), len(ends) - 1)
+    inside = (at > since[number]) & (at <= ends[number])
+    tried[calls[inside]] = number[inside]
     return tried

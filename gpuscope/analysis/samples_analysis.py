@@ -63,10 +63,11 @@ class SeenFunction:
     inner: Annotated[str | None, "inner"] = None
     inner_share: float = 0.0
 
-    def is_where(self, other: SeenFunction) -> bool:
-        """Whether its thread was in the function that another one tells of, in whatever state."""
-        here, there = (function.function.rpartition(" in ")[2] for function in (self, other))
-        return (self.thread, here, self.callers) == (other.thread, there, other.callers)
+    @property
+    def where(self) -> tuple[str | None, str, tuple[str, ...]]:
+        """Its thread, function and callers, whatever the line and the state."""
+        _, _, function = self.function.rpartition(" in ")
+        return self.thread, function, self.callers
 
     def __str__(self) -> str:
         within = f" ({percent(self.inner_share)} in {self.inner})" if self.inner else ""
@@ -145,7 +146,8 @@ def compilations(trace: Trace, threads: Ints, times: Ints) -> tuple[Ints, list[s
     begins = np.r_[True, is_other]
     of_sample = np.full(len(samples.rows) + 1, -1)
     of_sample[compiling] = np.cumsum(begins) - 1
-    sites = trace.spans.column("site").take(samples.rows[compiling[begins]]).to_pylist()
+    first_rows = samples.rows[compiling[begins]]
+    sites = trace.spans.column("site").take(first_rows).to_pylist()
     lines = [str((*lines_of(site), "")[0]) for site in sites]
     return of_sample[samples.at(threads, times)], lines
 
@@ -155,7 +157,9 @@ def compiled_ns(trace: Trace, end_ns: int) -> int:
     samples = _Samples(trace)
     inside = samples.in_compilers
     begins, ends = union(samples.starts[inside], samples.ends[inside]).T
-    return int(np.maximum(np.minimum(ends, end_ns) - begins, 0).sum())
+    ends = np.minimum(ends, end_ns)
+    lasted_ns = np.maximum(ends - begins, 0)
+    return int(lasted_ns.sum())
 
 
 def _is_compiler(frame: SiteLine) -> bool:

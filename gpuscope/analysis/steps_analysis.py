@@ -186,9 +186,10 @@ def _steps(trace: Trace) -> StepsResult:
             lengths = bounds[:, 1] - bounds[:, 0]
             warm = _told_by_news(trace, number, thread, bounds, _warm_up(lengths))
             low.append(int(bounds[warm, 0]))
-            others = lengths[warm:-1]
-            is_teardown = len(others) and lengths[-1] > (1 + _TOLERANCE) * others.max()
-            end = int(bounds[-1, 0] if is_teardown else bounds[-1, 1])
+            longest_ns = lengths[warm:-1].max(initial=0)
+            end = int(bounds[-1, 1])
+            if 0 < (1 + _TOLERANCE) * longest_ns < lengths[-1]:
+                end = int(bounds[-1, 0])  # what a program does in the end
             before = launched[chosen & (starts[calls] < end)]
             high.append(max(end, int(ends[before].max(initial=0))))
     several.sort(key=lambda step: step.start_ns)
@@ -404,8 +405,10 @@ def _told_by_news(trace: Trace, process: int, thread: int, bounds: Ints, warm: i
     paused_ns = np.maximum(starts[calls] - left_ns, 0)
     step = np.searchsorted(bounds[:warm, 0], starts[calls], "right") - 1
     is_news = np.isin(np.arange(len(calls)), first) | (last_ns[code] < settled)
-    set_up = np.flatnonzero((step == 0) & (paused_ns > lengths[warm:-1].max(initial=0)))
-    is_news[set_up[np.argsort(-paused_ns[set_up])[:_SET_UPS]]] = True
+    longest_ns = lengths[warm:-1].max(initial=0)
+    set_up = np.flatnonzero((step == 0) & (paused_ns > longest_ns))
+    by_length = np.argsort(-paused_ns[set_up])
+    is_news[set_up[by_length[:_SET_UPS]]] = True
     took_ns = np.where(is_news, paused_ns + ends[calls] - starts[calls], 0)
     inside = (step >= 0) & (starts[calls] < settled)
     news_ns = np.bincount(step[inside], took_ns[inside], warm)

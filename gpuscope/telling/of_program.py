@@ -174,7 +174,7 @@ def _of_fault(change: Change, idle: float, span_ns: int, warm_up: tuple[Quantity
 
 
 def _of_idle(
-    idle: IdleResult, share: float, span_ns: int, label: str, severity: Severity
+    idle: IdleResult, idle_share: float, span_ns: int, label: str, severity: Severity
 ) -> Finding:
     most = idle.causes[0]
     subject = {"cause": most.cause, "thread": most.thread or ""}
@@ -184,17 +184,20 @@ def _of_idle(
         who = busiest.thread if busiest.thread != most.thread else ""
         subject |= {"function": str(busiest), "state": busiest.state, "who": who or ""}
     values: tuple[Quantity, ...] = (
-        Quantity("idle", share, "%"),
+        Quantity("idle", idle_share, "%"),
         Quantity("time", span_ns, "ns"),
         *(counts(gpus=idle.devices) if idle.devices > 1 else ()),
         Quantity("of_it", most.idle_ns / idle.idle_ns, "%"),
         *counts(gaps=most.gaps),
     )
     if busiest is not None:
-        there = [function for function in most.functions if function.is_where(busiest)]
-        seen = sum(function.share for function in there)
-        samples = sum(function.samples for function in there)
-        values += Quantity("seen", seen, "%"), *counts(samples=round(samples))
+        share = samples = 0.0
+        for function in most.functions:
+            if function.where == busiest.where:
+                share += function.share
+                samples += function.samples
+        values += (Quantity("seen", share, "%"),)
+        values += counts(samples=round(samples))
     spans = tuple(Shown(label, span) for span in most.spans[:_SPANS])
     return Finding("program.idle", severity, subject, values, spans)
 

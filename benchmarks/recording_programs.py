@@ -7,9 +7,10 @@ The programs are Hugging Face's models and loops with random weights (recorded_w
 ``torch.mm`` of 64³. *ours*, *parts* and *others*: blocks that are recorded stand between blocks
 that are not, in one process; what a recorder costs is told of each block against its two
 neighbours, and where our own cost goes by what is left out. *once*: processes in turns, for who
-records whole processes, and the seconds after a program's end. Rows of programs
-and recorders that were not run again stay in FILE, with the date and command of their own. Needs
-a CUDA GPU, PyTorch and transformers; Nsight Systems is compared where it is found.
+records whole processes, and the seconds after a program's end; a run of it that is ended early
+stores what it has. Rows of programs and recorders that were not run again stay in FILE, with the
+date and command of their own. Needs a CUDA GPU, PyTorch and transformers; Nsight Systems is
+compared where it is found.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import datetime as dt
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -211,21 +213,26 @@ def whole_processes(program: str, seconds: float, rounds: int) -> Iterator[dict]
     rates: dict[str, list[float]] = {}
     after_s: dict[str, list[float]] = {}
     nbytes: dict[str, int] = {}
-    for _ in range(rounds):
-        with tempfile.TemporaryDirectory() as folder:
-            for name, (before, mode, left) in commands(
-                Path(folder), with_graphs=program == "decode_graph"
-            ).items():
-                try:
-                    found = child("once", program, str(seconds), "OUT", *mode, before=before)
-                except (RuntimeError, subprocess.TimeoutExpired) as error:
-                    print(f"  {program}: {name}: {error}")
-                    continue
-                print(f"  {program}: {name}: {found['rate']:.1f}", flush=True)
-                rates.setdefault(name, []).append(found["rate"])
-                after_s.setdefault(name, []).append(found["after_s"])
-                if left is not None and left.exists():
-                    nbytes[name] = left.stat().st_size
+    try:
+        for _ in range(rounds):
+            with tempfile.TemporaryDirectory() as folder:
+                for name, (before, mode, left) in commands(
+                    Path(folder), with_graphs=program == "decode_graph"
+                ).items():
+                    try:
+                        found = child("once", program, str(seconds), "OUT", *mode, before=before)
+                    except (RuntimeError, subprocess.TimeoutExpired) as error:
+                        print(f"  {program}: {name}: {error}")
+                        continue
+                    print(f"  {program}: {name}: {found['rate']:.1f}", flush=True)
+                    rates.setdefault(name, []).append(found["rate"])
+                    after_s.setdefault(name, []).append(found["after_s"])
+                    if left is not None and left.exists():
+                        nbytes[name] = left.stat().st_size
+    except KeyboardInterrupt:
+        print(f"  {program}: interrupted: what was measured stays")
+    if "nothing" not in rates:
+        return
     bare = statistics.median(rates["nothing"])
     for name, each in rates.items():
         lost = [100 * (1 - rate / bare) for rate in each]
@@ -254,6 +261,7 @@ def main() -> None:
         "--out", type=Path, default=Path("benchmarks/results/recording_programs.json")
     )
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     only = asked.only or ("ours", "parts", "others", "once")
     rows: list[dict] = []
     if asked.out.exists():

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from facts import BESIDE, row, write
+from facts import BESIDE, command, row, write
 
 import gpuscope as gs
 from gpuscope.device.cuda.health import clocks_of
@@ -178,12 +178,11 @@ def main() -> None:
         "programs": programs,
     }
     rows: list[dict] = []
-    command = " ".join(["python benchmarks/diff.py", *sys.argv[1:]])
     for name in options.only.split(","):
         for each in of[name]():
             rows.append(each)
             if options.out is not None:
-                write(options.out, command, device.name, rows)
+                write(options.out, command(), device.name, rows)
     missed = [each["what"] for each in rows if not each["met"]]
     print(f"missed: {missed or 'none'}")
 

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from facts import BESIDE, row, write
+from facts import BESIDE, command, row, write
 
 from gpuscope.analysis.certainty import TAIL
 from gpuscope.comparing.effects import effect
@@ -183,12 +182,11 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=20_000)
     parser.add_argument("--out", type=Path, default=None)
     options = parser.parse_args()
-    command = " ".join(["python benchmarks/diff_noise.py", *sys.argv[1:]])
     found = [*rows(options.trials)]
     missed = [each["what"] for each in found if not each["met"]]
     print(f"missed: {missed or 'none'}")
     if options.out is not None:
-        write(options.out, command, f"seed {SEED}", found)
+        write(options.out, command(), f"seed {SEED}", found)
 
 
 if __name__ == "__main__":

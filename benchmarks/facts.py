@@ -7,6 +7,7 @@ import datetime as dt
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,18 @@ def clocks(gpu: Any) -> Iterator[dict[str, Any]]:
         sampler.close()
         for state in sampler.facts():
             found.update(to_builtins(state), throttled=[*state.throttled])
+
+
+def command() -> str:
+    """Return what was run, without where its result went."""
+    arguments = iter(sys.argv[1:])
+    kept = []
+    for argument in arguments:
+        if argument == "--out":
+            next(arguments, None)
+        elif not argument.startswith("--out="):
+            kept.append(argument)
+    return " ".join([f"python benchmarks/{Path(sys.argv[0]).name}", *kept])
 
 
 def write(out: Path, command: str, machine: str, rows: Any, **more: Any) -> None:

@@ -21,7 +21,7 @@ import tempfile
 from pathlib import Path
 
 from facts import write
-from programs_of_others import RUNS, row_of
+from programs_of_others import gathered, row_of
 
 FOLDER = Path(__file__).resolve().parent / "held_out"
 TRUTH = json.loads((FOLDER / "truth.json").read_text("utf-8"))
@@ -67,14 +67,7 @@ def main() -> None:
     asked = parser.parse_args()
     folder = asked.judge or asked.traces or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    runs = json.loads((folder / RUNS).read_text()) if (folder / RUNS).exists() else {}
-    rows = []
-    for name in [*runs] if asked.judge else asked.only:
-        if not asked.judge:
-            runs[name] = measured(name, folder)
-            (folder / RUNS).write_text(json.dumps(runs))
-        rows.append(with_truth(name, runs[name], folder))
-        print(json.dumps(rows[-1], indent=1), flush=True)
+    rows = gathered(asked.only, folder, None if asked.judge else measured, with_truth)
     if asked.out:
         write(asked.out, "python benchmarks/held_out.py", asked.machine, rows)
 

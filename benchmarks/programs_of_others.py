@@ -21,6 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from facts import write
@@ -95,6 +97,25 @@ def row_of(name: str, found: dict, folder: Path) -> dict:
         return {**row, "not judged": f"{type(error).__name__}: {error}"}
 
 
+def gathered(
+    names: list[str],
+    folder: Path,
+    measure: Callable[..., dict] | None,
+    told: Callable[[str, dict, Path], dict],
+) -> list[dict]:
+    """Measure programs, or take all that a folder has, and say of each what is told of it."""
+    kept = folder / RUNS
+    runs = json.loads(kept.read_text()) if kept.exists() else {}
+    rows = []
+    for name in names if measure else [*runs]:
+        if measure:
+            runs[name] = measure(name, folder=folder)
+            kept.write_text(json.dumps(runs))
+        rows.append(told(name, runs[name], folder))
+        print(json.dumps(rows[-1], indent=1), flush=True)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="*", default=NAMES)
@@ -107,17 +128,9 @@ def main() -> None:
     arguments = parser.parse_args()
     folder = arguments.judge or arguments.traces or Path(tempfile.mkdtemp())
     folder.mkdir(parents=True, exist_ok=True)
-    runs = json.loads((folder / RUNS).read_text()) if (folder / RUNS).exists() else {}
     names = [RANKS] if arguments.ranks else arguments.only
-    if arguments.judge:
-        names = [*runs]
-    rows = []
-    for name in names:
-        if not arguments.judge:
-            runs[name] = measured(name, arguments.rounds, folder)
-            (folder / RUNS).write_text(json.dumps(runs))
-        rows.append(row_of(name, runs[name], folder))
-        print(json.dumps(rows[-1], indent=1), flush=True)
+    measure = None if arguments.judge else partial(measured, rounds=arguments.rounds)
+    rows = gathered(names, folder, measure, row_of)
     print(f"{sum(not row['rc'] for row in rows)} of {len(rows)} programs ended well")
     if arguments.out:
         command = "python benchmarks/programs_of_others.py; on two GPUs --ranks"

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from facts import BESIDE, row, spread, write
+from facts import BESIDE, command, row, spread, write
 from recorders import nsys_profile
 from recording import quartiles
 
@@ -269,7 +269,7 @@ def main() -> None:
     info = gs.open_device("cuda:0", quiet=True).info
     run = {
         "date": dt.datetime.now(dt.UTC).date().isoformat(),
-        "command": " ".join(["python benchmarks/recording_programs.py", *sys.argv[1:]]),
+        "command": command(),
     }
     for program in asked.program or PROGRAMS:
         for what in only:

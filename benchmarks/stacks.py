@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from facts import BESIDE, row, spread, write
+from facts import BESIDE, command, row, spread, write
 
 import gpuscope as gs
 from gpuscope import _stacks
@@ -486,8 +486,7 @@ def main() -> None:
                 told = f"{found['value']:8.3f} {found['unit']:7} {found['goal']:10} {found['what']}"
                 print(told, {key: found[key] for key in MORE if key in found})
                 rows.append(found)
-    command = " ".join(["python benchmarks/stacks.py", *sys.argv[1:]])
-    write(asked.out, command, f"{os.cpu_count()} CPUs", rows)
+    write(asked.out, command(), f"{os.cpu_count()} CPUs", rows)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ _SHOWN = 5
 _APART_NS = 100_000_000
 """Compilers of a thread that are nearer to each other are at one compilation."""
 _COMPILES = re.compile("(^|_)compile(?!_wrapper|_bytecode)(_|$)")
-_NO_COMPILER = re.compile("^(re|sre)/|^<frozen|^torch/_dynamo/eval_frame")
+_NO_COMPILER = re.compile("^re/|^<frozen")
 """What functions are called that compile for a GPU, in PyTorch, Triton, JAX, Numba and CuPy; and
 files of those that do not."""
 

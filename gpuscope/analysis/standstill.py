@@ -273,7 +273,7 @@ class ProgramView(HelpView):
                 which[edges] = True
                 about = f"{self._called(other)} computes in Python and holds the interpreter lock"
                 if holders is not None and len(beside) > 1:
-                    about = f"{self._called(other)} and {len(beside) - 1} more threads compute in "
+                    about = f"{self._called(other)} and {len(beside) - 1} more compute in "
                     about += "Python and hold the interpreter lock"
                 yield Standstill(about, which, usual_ns)
                 break

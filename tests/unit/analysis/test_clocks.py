@@ -60,6 +60,13 @@ def test_a_finding_says_in_how_many_rounds_and_at_which_clock(run):
     assert all(each.rule != "throttled" for each in gs.findings(run["second"]).findings)
 
 
+@pytest.mark.parametrize(("clock", "is_told"), [(1980, False), (1755, True)])
+def test_a_limit_that_slows_nothing_down_is_no_finding(run, clock, is_told):
+    states = [STATES[0], {**STATES[1], "sm_clock_mhz": clock}]
+    found = gs.findings(run["first"].with_metadata(gpu_states=states)).findings
+    assert any(finding.rule == "throttled" for finding in found) == is_told
+
+
 def test_every_figure_says_it_and_of_which_setting(run):
     _, lines = stated(run.traces)
     words = state_words(run["first"].metadata.gpu_states)

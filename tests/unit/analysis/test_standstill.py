@@ -73,6 +73,23 @@ def test_pauses_of_whole_switch_intervals_are_the_interpreters():
     assert not any(change.change == "shorten the Python before" for change in everything)
 
 
+def test_threads_that_hold_the_interpreter_by_turns_are_all_told():
+    pauses_ns = still_every(10, 800, SWITCHES_NS)
+    half_ns = int(pauses_ns.sum()) // 2
+    seen = [(1, WAITS_FOR_LOCK, 0, 2), (2, HOLDS_LOCK, 0, 1), (3, HOLDS_LOCK, 1, 2)]
+    stacks = [
+        (9100 + thread, "stack", "f", first * half_ns, last * half_ns,
+         {"thread": thread, "process": 1, "status": state, "value": 100.0})
+        for thread, state, first, last in seen
+    ]  # fmt: skip
+    names = {"2": "scorer", "3": "reader"}
+    marks = [begins(9001, 2), begins(9002, 3)]
+    found = changes(program(pauses_ns, others=[*marks, *stacks], thread_names=names))
+    assert found[PROCESS].about.startswith("scorer and 1 more compute in Python")
+    alone = changes(program(pauses_ns, others=[*marks, *stacks[:2]], thread_names=names))
+    assert alone[PROCESS].about.startswith("scorer computes in Python")
+
+
 @pytest.mark.parametrize(
     ("pauses_ns", "others"),
     [

@@ -112,6 +112,7 @@ def properties(examples: int) -> int:
     settings.register_profile(
         "fuzz",
         max_examples=examples,
+        derandomize=False,
         deadline=None,
         suppress_health_check=[HealthCheck.too_slow],
         print_blob=True,

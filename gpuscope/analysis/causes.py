@@ -26,6 +26,7 @@ from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.analysis.work_causes import ALWAYS, NEVER, NUMBER, Edges, add_work
 from gpuscope.analysis.work_parts import WorkParts
 from gpuscope.trace.columns import combined, once
+from gpuscope.trace.joins import numbered
 from gpuscope.trace.model import Trace
 from gpuscope.trace.schema import CALLS
 
@@ -90,13 +91,13 @@ class Causes:
 
     def of(self, *kinds: str) -> Bools:
         """Edge → whether it is of one of these kinds."""
-        return np.isin(self.kind, [NUMBER[kind] for kind in kinds])
+        return np.array([kind in kinds for kind in NUMBER])[self.kind]
 
     @cached_property
     def owners(self) -> Ints:
         """Row → number of its process and thread."""
         both = (self.rows.processes, self.rows.threads)
-        return combined(*(np.unique(column, return_inverse=True)[1] for column in both))[1]
+        return combined(*(numbered(column)[1] for column in both))[1]
 
     def forward(self, lag: Ints, kept: Bools, instead: tuple[Ints, Ints] | None = None) -> Ints:
         """Return node → when it would be if edges lasted so long, and only some were there.
@@ -261,9 +262,7 @@ def _threads(trace: Trace, rows: SpanRows, times: Ints) -> tuple[Ints, Ints]:
     if trace.metadata.time_base == "virtual":
         who[:] = 0  # one virtual clock, which all threads move
     nodes = np.r_[2 * host, 2 * host + 1]
-    _, thread = combined(
-        *(np.unique(key, return_inverse=True)[1] for key in (np.tile(rows.processes[host], 2), who))
-    )
+    _, thread = combined(*(numbered(key)[1] for key in (np.tile(rows.processes[host], 2), who)))
     length = times[2 * host + 1] - times[2 * host]
     is_end = np.r_[np.zeros(len(host), np.int64), np.where(length > 0, -1, 1)]
     depth = np.r_[-length, np.where(length > 0, length, 0)]

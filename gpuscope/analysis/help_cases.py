@@ -22,7 +22,7 @@ from gpuscope.analysis.standstill import ProgramView, Standstill
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.collectives import is_nccl
 from gpuscope.trace.columns import combined
-from gpuscope.trace.joins import distinct, union
+from gpuscope.trace.joins import distinct, numbered, union
 from gpuscope.trace.naming import (
     COPIES,
     kernel_name,
@@ -49,7 +49,7 @@ _SELECTS = re.compile("(?i)DeviceSelect|DeviceCompact|nonzero")
 _REDUCES = re.compile("(?i)nccl.*all_?reduce")
 _OPTIMIZES = re.compile("(?i)multi_tensor|adam|sgd|lamb(?!da)|adagrad|rmsprop|momentum")
 """Kernels that reduce gradients over all ranks, and that update parameters by them."""
-_WIDE = re.compile(r"(GEMM|attention).* \(?float32\)?$")
+_WIDE = re.compile(r"(GEMM|attention).* \(?float32\)?$|^gemm_float32_")
 _FLOAT = re.compile(r" \(?float32\)?$")
 _NARROWER = 15
 """Products in float32, all kernels in it, and how many times as fast tensor cores make products at
@@ -71,6 +71,8 @@ _MOSTLY = 0.5
 """Share of what is at a line that is said to be mostly there."""
 _CUT = 0.1
 """Share of ranges with a wait between launches, up to which their launches are a graph."""
+_ANEW = 5
+"""Graphs of the same kernels at least, of which each is launched once."""
 _RUN = 16
 """Launches of a graph at least, without a pause or a wait for the GPU between them."""
 _LONG_NS = 20_000
@@ -470,7 +472,8 @@ def _small_partition(view: ProgramView) -> Iterator[HelpCase]:
 def _one_stream(view: ProgramView) -> Iterator[HelpCase]:
     """Yield work of one stream that others launch, or that leaves SMs free.
 
-    What a thread without Python launches is the thread's that handed it over.
+    Long kernels that fill all SMs would not run beside each other, whoever launches them. What a
+    thread without Python launches is the thread's that handed it over.
     """
     causes = view.causes
     rows = view.rows
@@ -488,7 +491,9 @@ def _one_stream(view: ProgramView) -> Iterator[HelpCase]:
     for of in (owner, category, thread):
         apart |= of[view.before] != of[view.row]
     is_long = rows.having("kind", ("kernel",)) & (rows.ends - rows.starts > _LONG_NS)
-    apart |= is_long[view.before] & is_long[view.row] & ~rows.may_fill(view.before, view.row)
+    are_long = is_long[view.before] & is_long[view.row]
+    fills = rows.may_fill(view.before, view.row)
+    apart = np.where(are_long, ~fills, apart)
     stream = rows.streams[view.row]
     for about, which in view.each(causes.of("stream order") & apart, stream, _named(view)):
         yield HelpCase(about, gone=which)
@@ -504,7 +509,6 @@ def _named(view: HelpView) -> Callable[[int], str]:
     "kernels of {} wait for SMs that others hold",
     "gs.what_if(trace, streams={{{0!r}: {{'priority': -1}}}})",
     is_mend=False,
-    weight=_WHAT_IF,
 )
 def _sms_held(view: ProgramView) -> Iterator[HelpCase]:
     """Yield streams whose kernels wait for SMs that others hold."""
@@ -525,7 +529,7 @@ def _sms_held(view: ProgramView) -> Iterator[HelpCase]:
 def _event_waits(view: ProgramView) -> Iterator[HelpCase]:
     """Yield pairs of streams, of which one waits for an event of the other."""
     streams = view.rows.streams[view.row], view.rows.streams[view.before]
-    first, pair = combined(*(np.unique(numbers, return_inverse=True)[1] for numbers in streams))
+    first, pair = combined(*(numbered(numbers)[1] for numbers in streams))
     name = _named(view)
     names = [" for ".join(name(int(numbers[at])) for numbers in streams) for at in first]
     for about, which in view.each(view.causes.of("event wait"), pair, names.__getitem__):
@@ -540,7 +544,8 @@ def _event_waits(view: ProgramView) -> Iterator[HelpCase]:
 def _late_rank(view: ProgramView) -> Iterator[HelpCase]:
     """Yield the rank that the others wait for much longer than for any other.
 
-    Where it spends more time between calls than they do, it would take as long as they.
+    It would take as long as they: at the line at which it spends more time between calls than they
+    do, or else in all that it does but collectives.
     """
     try:
         late, *rest = sorted(ranks(view.trace).ranks, key=lambda rank: -rank.held_up_ns)
@@ -551,16 +556,16 @@ def _late_rank(view: ProgramView) -> Iterator[HelpCase]:
     processes = {facts.rank: facts.process for facts in view.trace.metadata.ranks}
     causes, process = view.causes, processes[late.rank]
     about = f"rank {late.rank}" + f", {late.line}" * bool(late.line)
-    if late.line not in view.lines:
-        waiting = causes.of("collective") & (view.rows.processes[view.before] == process)
-        yield HelpCase(about, gone=waiting)
-        return
-    slower = view.is_code & (view.rows.processes[view.row] == process)
-    slower &= view.line == view.lines.index(late.line)
+    is_late = view.kept & (view.rows.processes[view.row] == process)
+    if late.line:
+        slower = is_late & view.is_code & (view.line == view.lines.index(late.line))
+        slower_ns = float(late.slower_ns)
+    else:
+        slower = is_late & view.on_path & ~_is_collective(view)
+        slower_ns = late.held_up_ns / len(rest)
     took_ns = int(causes.lag[slower].sum())
-    yield HelpCase(
-        about, slower, causes.lag * np.float64(max(0, 1 - late.slower_ns / max(took_ns, 1)))
-    )
+    share = np.float64(max(0, 1 - slower_ns / max(took_ns, 1)))
+    yield HelpCase(about, slower, causes.lag * share, times=late.last)
 
 
 @mechanism(
@@ -711,6 +716,62 @@ def _in_runs(view: HelpView) -> Bools:
     inside = np.zeros(len(view.kept), bool)
     inside[host] = np.bincount(run, launching)[run] >= _RUN
     return inside
+
+
+@mechanism(
+    "copy it in one piece",
+    "small {} follow each other",
+    "pack what belongs together into one buffer, of pinned memory; torch.stack() and numpy.stack() "
+    "do, before .to(device)",
+)
+def _small_copies(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield copies right behind one of the same direction, of which each takes less than its call.
+
+    They would be in that one, and their thread would not call for each.
+    """
+    rows = view.rows
+    direction, directions = rows.coded("copy_kind")
+    nbytes = view.trace.array("nbytes", fill=0)
+    lasts_ns = nbytes * 1000 // _PINNED_BYTES_PER_US
+    order, first = rows.queues
+    is_small = rows.having("kind", ("memcpy",)) & (lasts_ns < _CALL_NS) & (rows.calls >= 0)
+    follows = is_small[order[1:]] & is_small[order[:-1]] & (first[1:] == first[:-1])
+    follows &= direction[order[1:]] == direction[order[:-1]]
+    behind = order[1:][follows]
+    for way in ("HtoD", "DtoH"):
+        copied = behind[direction[behind] == (directions.index(way) if way in directions else -1)]
+        which = _copies(view) & np.isin(view.row, copied)
+        if not which.any():
+            continue
+        lag = np.where(which, lasts_ns[view.row], 0)
+        about = _mostly(view, which, COPIES[way])
+        between = view.leading_to(rows.calls[copied]) & ~view.pauses
+        yield HelpCase(about, which | between, lag, times=len(copied))
+
+
+@mechanism(
+    "launch the same graph again",
+    "a graph is made for each launch: {}",
+    "capture and instantiate it once; cudaGraphExecUpdate() where arguments change",
+)
+def _graphs_made_anew(view: ProgramView) -> Iterator[HelpCase]:
+    """Yield launches of graphs of the same kernels, each of which is launched once."""
+    rows = view.rows
+    graph = view.trace.array("graph", fill=-1)
+    order, _ = rows.queues
+    nodes = order[(graph[order] >= 0) & (rows.calls[order] >= 0)]
+    first, number = combined(graph[nodes].astype(np.int64), rows.calls[nodes])
+    last = len(nodes) - 1 - combined(number[::-1])[0]
+    names = rows.coded("name")[0][nodes]
+    alike = combined(names[first], names[last], np.bincount(number, minlength=len(first)))[1]
+    _, launches = numbered(graph[nodes[first]])
+    is_single = np.bincount(launches)[launches] == 1
+    for kind in np.unique(alike[is_single]).tolist():
+        calls = rows.calls[nodes[first[is_single & (alike == kind)]]]
+        if len(calls) < _ANEW or len(calls) < _MOSTLY * (alike == kind).sum():
+            continue
+        which = view.leading_to(calls) & ~view.inside(calls)
+        yield HelpCase(_mostly(view, which, "launches"), which, times=len(calls))
 
 
 # -- the host's own work --------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from gpuscope.trace.columns import (
     once,
     rows_of,
 )
-from gpuscope.trace.joins import distinct, innermost, union
+from gpuscope.trace.joins import distinct, innermost, numbered, union
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import kernel_name, range_labels, ranges_around, ranges_in, thread_names
 from gpuscope.trace.schema import CALLS, COLLECTION, GPU_WORK, HOLDS_LOCK, LATEST_NS, WAITS_FOR_LOCK
@@ -275,7 +275,7 @@ def _cut(trace: Trace, calls: Ints, thread: Ints, low: Ints, high: Ints) -> tupl
     _, owner, begin, end = ranges_in(trace)
     who = np.r_[owners[calls], owners[calls], owner, owner]
     when = np.r_[starts[calls], ends[calls], begin, end]
-    number = np.unique(np.r_[who, thread], return_inverse=True)[1]
+    number = numbered(np.r_[who, thread])[1]
     times, rank = np.unique(np.r_[when, low, high], return_inverse=True)
     edges = np.sort(number[: len(who)] * len(times) + rank[: len(who)])
     of_thread = number[len(who) :] * len(times)
@@ -468,7 +468,7 @@ def _causes(trace: Trace, low: Ints, high: Ints, work: Ints) -> tuple[IdleCause,
     """Sum the parts of gaps by cause, thread, range and line."""
     parts, (texts, labels, lines) = _parts(trace, low, high, work)
     gap, ns, cause, thread, label, line, begin, end, is_of_host = parts
-    number = np.unique(thread, return_inverse=True)[1]
+    number = numbered(thread)[1]
     first, group = combined(cause, number, label, line)
     groups = Groups(group, list(range(len(first))))
     idle_ns = groups.sums(ns)

@@ -7,7 +7,7 @@ what is slow and how to mend it, in words.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -116,6 +116,12 @@ class HelpCase:
     def mechanism(self) -> Mechanism | None:
         """What it is a case of; ``None``: another package's."""
         return MECHANISMS.get(self.change)
+
+    def with_beside(self) -> HelpCase:
+        """Return the change as if nothing were left of what it may shorten besides."""
+        changed = np.logical_or(self.shorter, self.gone)
+        lag = np.where(np.logical_or(changed, np.logical_not(self.beside)), self.lag, 0)
+        return replace(self, shorter=np.logical_or(self.shorter, self.beside), lag=lag)
 
     @property
     def code(self) -> str:

@@ -13,7 +13,7 @@ from gpuscope.analysis.span_rows import OPEN, WORK
 from gpuscope.analysis.work_causes import NUMBER
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import rows_of
-from gpuscope.trace.joins import innermost
+from gpuscope.trace.joins import innermost, numbered
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import range_labels, ranges_in
 from gpuscope.trace.schema import CALLS
@@ -44,12 +44,14 @@ Column = tuple[Ints, list[Any]]
 def ending(causes: Causes) -> Bools:
     """Row → whether a program may end with it: work that is not elastic, calls of who launches it.
 
-    Other threads feed these, and what they wait for holds nothing up by itself.
+    Other threads feed these, and what they wait for holds nothing up by itself. What has no end
+    ends nothing.
     """
     rows = causes.rows
     calls = rows.calls[rows.calls >= 0]
     of_launching = np.isin(causes.owners, causes.owners[calls]) if len(calls) else True
-    return rows.having("kind", ENDING) & (rows.is_work | of_launching) & ~causes.elastic
+    has_end: Bools = ~causes.elastic & (rows.ends != OPEN)
+    return rows.having("kind", ENDING) & (rows.is_work | of_launching) & has_end
 
 
 def last_node(causes: Causes, until_ns: int = OPEN - 1) -> int:
@@ -99,7 +101,7 @@ def path_columns(
 
 def _values(keys: Ints, value: Callable[[int], Any]) -> Column:
     """Return a column from keys, −1 for none; keys of one value have one number."""
-    distinct, code = np.unique(keys, return_inverse=True)
+    distinct, code = numbered(keys)
     values = [None if key < 0 else value(key) for key in distinct.tolist()]
     number = {cell: at for at, cell in enumerate(dict.fromkeys(values))}
     return np.array([number[cell] for cell in values], np.int64)[code], list(number)

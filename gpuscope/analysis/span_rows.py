@@ -128,14 +128,17 @@ class SpanRows:
 
     @cached_property
     def blocks_and_sms(self) -> tuple[Ints, Ints]:
-        """Row → thread blocks of its launch, and SMs of its device: many and 0 where unknown."""
+        """Row → thread blocks of its launch, and SMs that it may use: many and 0 where unknown."""
         code, texts = self.coded("launch_config")
         grids = [_GRID.search(text or "") for text in texts]
         blocks = [math.prod(map(int, grid.groups())) if grid else _MANY for grid in grids]
         devices, device = np.unique(self.devices, return_inverse=True)
         sms = [self.metadata.device(index).sm_count or 0 for index in devices.tolist()]
-        whole = self.coded("partition")[0] == 0
-        return np.array(blocks, np.int64)[code], np.where(whole, np.array(sms, np.int64)[device], 0)
+        partition, names = self.coded("partition")
+        granted = [self.metadata.partition(name).sm_count or 0 for name in names]
+        of_device = np.array(sms, np.int64)[device]
+        may_use = np.where(partition == 0, of_device, np.array(granted, np.int64)[partition])
+        return np.array(blocks, np.int64)[code], may_use
 
     def may_fill(self, rows: Ints, others: Ints) -> Bools:
         """Return whether rows may have held SMs that others needed: both have blocks for all."""

@@ -14,6 +14,7 @@ from gpuscope._types import Ints
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.result import Result, Row, about
 from gpuscope.trace.columns import codes, combined, linked_rows, once, rows_of
+from gpuscope.trace.joins import numbered
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import REPEATED, kernel_name, range_labels, ranges_in
 from gpuscope.trace.schema import CALLS, COLLECTION, GPU_WORK, LATEST_NS, SAMPLED
@@ -240,7 +241,7 @@ def _of_process(trace: Trace, calls: Ints, launched: Ints, works: Ints) -> _Foun
     inside = np.isin(owner, thread)
     rows, owner, low, high = (values[inside] for values in (rows, owner, low, high))
     label, labels = range_labels(trace)
-    first, code = combined(label[rows], np.unique(owner, return_inverse=True)[1])
+    first, code = combined(label[rows], numbered(owner)[1])
     groups = Groups(code, [(labels[label[rows[at]]], int(owner[at])) for at in first])
     most = (len(calls) // 2, 0)
     steps_of = None
@@ -393,7 +394,7 @@ def _told_by_news(trace: Trace, process: int, thread: int, bounds: Ints, warm: i
     by, work = linked_rows(trace.edges, trace.array("id"), "launch")
     launched[by] = work
     what = np.where(launched[calls] >= 0, name[launched[calls]] + 1, 0)
-    whose = np.unique(threads[calls], return_inverse=True)[1]
+    whose = numbered(threads[calls])[1]
     first, code = combined(name[calls], what, line[calls], whose)
     settled = bounds[warm, 0]
     last_ns = np.zeros(len(first), np.int64)

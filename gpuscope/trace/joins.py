@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from gpuscope._types import Array, Ints
 from gpuscope.trace.arrow import NONE
@@ -16,6 +18,19 @@ def distinct(values: Ints) -> Ints:
     ordered = np.sort(values)
     different: Ints = ordered[np.r_[True, ordered[1:] != ordered[:-1]][: len(ordered)]]
     return different
+
+
+def numbered(values: Ints) -> tuple[Ints, Ints]:
+    """Return the different values, ascending, and for each value the number of its own.
+
+    As ``np.unique`` does, which sorts all values where few differ.
+    """
+    coded = pc.dictionary_encode(pa.array(values))
+    distinct = coded.dictionary.to_numpy()
+    order = np.argsort(distinct)
+    number = np.empty(len(order), np.int64)
+    number[order] = np.arange(len(order))
+    return distinct[order], number[coded.indices.to_numpy()]
 
 
 def match(wanted: Array, keys: Array) -> Array:

@@ -103,13 +103,23 @@ def test_the_path_of_any_program_adds_up_and_its_causes_are_those_of_the_parts(p
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from(["streams", "graphs", "threads", "copies"]), st.integers(1000, 10**6))
 @example("threads", 19604)  # a wait for a stream, right behind a stream's wait
+@example("copies", 1959)  # two copies in a row share the memory: each end is a whole ns
 def test_a_delay_moves_the_end_by_what_is_more_than_slack(family, seed):
     program = why_programs.draw(family, seed)
     ran = why_programs.run(program)
     path = gs.analysis.critical_path(ran.trace)
     for at, span in list(ran.rows.items())[:2]:
-        moved = why_programs.run(program.delayed(at, 150_000)).length_ns() - ran.length_ns()
-        assert abs(moved - max(0, 150_000 - path.slack(span))) <= 1
+        delayed = why_programs.run(program.delayed(at, 150_000))
+        moved = delayed.length_ns() - ran.length_ns()
+        assert abs(moved - max(0, 150_000 - path.slack(span))) <= max(1, shared(delayed.trace))
+
+
+def shared(trace):
+    """Count the copies beside which others ran: the end of each was moved to a whole ns."""
+    copies = trace.where(kind="memcpy")
+    start_ns, end_ns = copies.array("start_ns"), copies.array("end_ns")
+    beside = (start_ns[:, None] < end_ns) & (start_ns < end_ns[:, None])
+    return int((beside.sum(axis=1) > 1).sum())
 
 
 @pytest.mark.parametrize("seed", range(12))

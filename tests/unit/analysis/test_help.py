@@ -227,8 +227,9 @@ def test_who_shares_a_stream_waits_for_events_or_for_sms_is_told():
     with gs.profile(gpu) as recording:
         with gs.annotate("a"):
             one.launch(spin, 2_000_000, grid=132, block=32)
-        with gs.annotate("b"):
-            one.launch(spin, 500_000, grid=1, block=32)
+        for name in "bc":  # which would have room beside each other
+            with gs.annotate(name):
+                one.launch(spin, 500_000, grid=1, block=32)
         two.launch(spin, 500_000, grid=1, block=32)
         two.wait(one.record())
         two.launch(spin, 700_000, grid=1, block=32)

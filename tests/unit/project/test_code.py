@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = {
     "": 15_930,
     "analyses": 3_465,
-    "analysis": 80_994,
+    "analysis": 81_766,
     "cli": 15_207,
     "comparing": 38_886,
     "device": 49_598,
@@ -34,7 +34,7 @@ ROOMS = {
     "simulator": 66_491,
     "telling": 15_073,
     "timeline": 51_641,
-    "trace": 34_925,
+    "trace": 35_025,
     "widgets": 32_958,
     "workloads": 21_081,
 }

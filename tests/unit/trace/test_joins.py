@@ -25,6 +25,13 @@ def nested(shape, low=0, high=64):
     return found
 
 
+@given(st.lists(st.integers(-(1 << 62), 1 << 62) | st.integers(-1, 3), max_size=30))
+def test_values_are_numbered_in_their_order(values):
+    given_values = np.array(values, np.int64)
+    found, true = joins.numbered(given_values), np.unique(given_values, return_inverse=True)
+    assert [part.tolist() for part in found] == [part.tolist() for part in true]
+
+
 @settings(deadline=None)
 @given(st.lists(st.lists(st.integers(0, 1000), max_size=24), min_size=1, max_size=3), st.randoms())
 def test_enclosing_finds_what_looking_at_every_interval_finds(shapes, random):

@@ -297,11 +297,10 @@ def _changes(
         most_ns = max(gain_ns, promise_ns + int(lasts_ns[beside].sum()))
         high_ns = most_ns
         if len(view.trace.metadata.ranks) <= 1:  # in several, a mend is made in all of them
+            whole_gain_ns = gain_ns
             if case.basis == "bound" and gain_ns and np.any(case.beside):
-                gain_beside_ns = max(gain_ns, passes.gain_ns(case.with_beside()))
-            else:
-                gain_beside_ns = gain_ns
-            high_ns = min(most_ns, int(gain_beside_ns * (1 + _OFF_GAIN)))
+                whole_gain_ns = max(gain_ns, passes.gain_ns(case.with_beside()))
+            high_ns = min(most_ns, int(whole_gain_ns * (1 + _OFF_GAIN)))
         touched_ns = int(lasts_ns[touched].sum())
         if case.basis == "recording":
             of_sms = _OFF_SCHEDULED if is_scheduled else _OFF_CONTENDED

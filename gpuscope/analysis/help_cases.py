@@ -36,9 +36,8 @@ from gpuscope.trace.sites import lines_of
 
 TWICE = "make the kernel twice as fast"
 """What nobody knows how to do, if at all."""
-_GENERAL, _WHAT_IF, _WRITTEN_ANEW = 0.2, 0.1, 0.075
-"""What gains count of whose causes most programs have some, of what might not be possible, and of
-what takes another kernel."""
+_GENERAL, _WHAT_IF = 0.2, 0.1
+"""What gains count of whose causes most programs have some, and of what might not be possible."""
 KEEP_UP = "let the rank keep up"
 _CALL_NS = 10_000
 _NODE_NS = 1_000
@@ -491,7 +490,8 @@ def _one_stream(view: ProgramView) -> Iterator[HelpCase]:
     for of in (owner, category, thread):
         apart |= of[view.before] != of[view.row]
     is_long = rows.having("kind", ("kernel",)) & (rows.ends - rows.starts > _LONG_NS)
-    are_long = is_long[view.before] & is_long[view.row]
+    are_long = is_long[view.before]
+    are_long &= is_long[view.row]
     fills = rows.may_fill(view.before, view.row)
     apart = np.where(are_long, ~fills, apart)
     stream = rows.streams[view.row]
@@ -556,15 +556,16 @@ def _late_rank(view: ProgramView) -> Iterator[HelpCase]:
     processes = {facts.rank: facts.process for facts in view.trace.metadata.ranks}
     causes, process = view.causes, processes[late.rank]
     about = f"rank {late.rank}" + f", {late.line}" * bool(late.line)
-    is_late = view.kept & (view.rows.processes[view.row] == process)
+    is_late = view.rows.processes[view.row] == process
+    is_late &= view.kept
     if late.line:
         slower = is_late & view.is_code & (view.line == view.lines.index(late.line))
         slower_ns = float(late.slower_ns)
     else:
         slower = is_late & view.on_path & ~_is_collective(view)
         slower_ns = late.held_up_ns / len(rest)
-    took_ns = int(causes.lag[slower].sum())
-    share = np.float64(max(0, 1 - slower_ns / max(took_ns, 1)))
+    took_ns = max(int(causes.lag[slower].sum()), 1)
+    share = np.float64(max(0, 1 - slower_ns / took_ns))
     yield HelpCase(about, slower, causes.lag * share, times=late.last)
 
 
@@ -734,18 +735,25 @@ def _small_copies(view: ProgramView) -> Iterator[HelpCase]:
     nbytes = view.trace.array("nbytes", fill=0)
     lasts_ns = nbytes * 1000 // _PINNED_BYTES_PER_US
     order, first = rows.queues
-    is_small = rows.having("kind", ("memcpy",)) & (lasts_ns < _CALL_NS) & (rows.calls >= 0)
-    follows = is_small[order[1:]] & is_small[order[:-1]] & (first[1:] == first[:-1])
-    follows &= direction[order[1:]] == direction[order[:-1]]
-    behind = order[1:][follows]
+    is_small = rows.having("kind", ("memcpy",)) & (rows.calls >= 0)
+    is_small &= lasts_ns < _CALL_NS
+    before = order[:-1]
+    behind = order[1:]
+    follows = is_small[behind] & is_small[before]
+    follows &= direction[behind] == direction[before]
+    follows &= first[1:] == first[:-1]
+    behind = behind[follows]
     for way in ("HtoD", "DtoH"):
-        copied = behind[direction[behind] == (directions.index(way) if way in directions else -1)]
+        if way not in directions:
+            continue
+        copied = behind[direction[behind] == directions.index(way)]
         which = _copies(view) & np.isin(view.row, copied)
         if not which.any():
             continue
-        lag = np.where(which, lasts_ns[view.row], 0)
         about = _mostly(view, which, COPIES[way])
-        between = view.leading_to(rows.calls[copied]) & ~view.pauses
+        lag = np.where(which, lasts_ns[view.row], 0)
+        between = view.leading_to(rows.calls[copied])
+        between &= ~view.pauses
         yield HelpCase(about, which | between, lag, times=len(copied))
 
 
@@ -760,18 +768,24 @@ def _graphs_made_anew(view: ProgramView) -> Iterator[HelpCase]:
     graph = view.trace.array("graph", fill=-1)
     order, _ = rows.queues
     nodes = order[(graph[order] >= 0) & (rows.calls[order] >= 0)]
-    first, number = combined(graph[nodes].astype(np.int64), rows.calls[nodes])
-    last = len(nodes) - 1 - combined(number[::-1])[0]
-    names = rows.coded("name")[0][nodes]
-    alike = combined(names[first], names[last], np.bincount(number, minlength=len(first)))[1]
-    _, launches = numbered(graph[nodes[first]])
-    is_single = np.bincount(launches)[launches] == 1
-    for kind in np.unique(alike[is_single]).tolist():
-        calls = rows.calls[nodes[first[is_single & (alike == kind)]]]
-        if len(calls) < _ANEW or len(calls) < _MOSTLY * (alike == kind).sum():
+    number = graph[nodes].astype(np.int64)
+    first, launch = combined(number, rows.calls[nodes])
+    last = len(nodes) - 1 - combined(launch[::-1])[0]
+    count = np.bincount(launch, minlength=len(first))
+    name = rows.coded("name")[0][nodes]
+    _, shape = combined(name[first], name[last], count)
+    _, launched = numbered(number[first])
+    is_single = np.bincount(launched)[launched] == 1
+    call = rows.calls[nodes[first]]
+    for alike in np.unique(shape[is_single]).tolist():
+        is_alike = shape == alike
+        calls = call[is_single & is_alike]
+        if len(calls) < max(_ANEW, _MOSTLY * is_alike.sum()):
             continue
-        which = view.leading_to(calls) & ~view.inside(calls)
-        yield HelpCase(_mostly(view, which, "launches"), which, times=len(calls))
+        which = view.leading_to(calls)
+        which &= ~view.inside(calls)
+        about = _mostly(view, which, "launches")
+        yield HelpCase(about, which, times=len(calls))
 
 
 # -- the host's own work --------------------------------------------------------------------------
@@ -963,7 +977,7 @@ def _line_of_most(view: HelpView, which: Bools) -> tuple[str, float]:
     "use more thread blocks",
     "a kernel leaves SMs without a block: {}",
     "a grid of at least as many blocks as the GPU has SMs, each with less work",
-    weight=_WRITTEN_ANEW,
+    weight=_WHAT_IF,
 )
 def _few_blocks(view: ProgramView) -> Iterator[HelpCase]:
     """Yield long kernels with blocks for half of the SMs at most, as if all SMs had one."""

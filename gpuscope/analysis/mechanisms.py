@@ -120,8 +120,10 @@ class HelpCase:
     def with_beside(self) -> HelpCase:
         """Return the change as if nothing were left of what it may shorten besides."""
         changed = np.logical_or(self.shorter, self.gone)
-        lag = np.where(np.logical_or(changed, np.logical_not(self.beside)), self.lag, 0)
-        return replace(self, shorter=np.logical_or(self.shorter, self.beside), lag=lag)
+        only_beside = np.logical_and(self.beside, np.logical_not(changed))
+        lag = np.where(only_beside, 0, self.lag)
+        shorter = np.logical_or(self.shorter, self.beside)
+        return replace(self, shorter=shorter, lag=lag)
 
     @property
     def code(self) -> str:

@@ -558,11 +558,13 @@ def _late_rank(view: ProgramView) -> Iterator[HelpCase]:
     about = f"rank {late.rank}" + f", {late.line}" * bool(late.line)
     is_late = view.rows.processes[view.row] == process
     is_late &= view.kept
-    if late.line:
-        slower = is_late & view.is_code & (view.line == view.lines.index(late.line))
+    if late.line and late.line in view.lines:
+        slower = is_late & view.is_code
+        slower &= view.line == view.lines.index(late.line)
         slower_ns = float(late.slower_ns)
     else:
-        slower = is_late & view.on_path & ~_is_collective(view)
+        slower = is_late & view.on_path
+        slower &= ~_is_collective(view)
         slower_ns = late.held_up_ns / len(rest)
     took_ns = max(int(causes.lag[slower].sum()), 1)
     share = np.float64(max(0, 1 - slower_ns / took_ns))
@@ -768,13 +770,13 @@ def _graphs_made_anew(view: ProgramView) -> Iterator[HelpCase]:
     graph = view.trace.array("graph", fill=-1)
     order, _ = rows.queues
     nodes = order[(graph[order] >= 0) & (rows.calls[order] >= 0)]
-    number = graph[nodes].astype(np.int64)
+    _, number = numbered(graph[nodes])
     first, launch = combined(number, rows.calls[nodes])
     last = len(nodes) - 1 - combined(launch[::-1])[0]
     count = np.bincount(launch, minlength=len(first))
     name = rows.coded("name")[0][nodes]
     _, shape = combined(name[first], name[last], count)
-    _, launched = numbered(number[first])
+    launched = number[first]
     is_single = np.bincount(launched)[launched] == 1
     call = rows.calls[nodes[first]]
     for alike in np.unique(shape[is_single]).tolist():

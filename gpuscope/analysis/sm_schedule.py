@@ -43,10 +43,11 @@ class SmSchedule:
         """Return the schedule of a trace whose kernels waited for the SMs of simulated GPUs."""
         kernels = causes.rows.having("kind", ("kernel",))
         blocks, sms = (counts[kernels] for counts in causes.rows.blocks_and_sms)
-        is_modelled = bool((causes.ready.is_known[kernels] & (sms > 0)).all())
+        is_modelled = causes.ready.is_known[kernels] & (sms > 0)
+        is_modelled &= causes.rows.coded("partition")[0][kernels] == 0
         few = blocks.sum() < _MOST_BLOCKS and len(causes.lag) < _MOST_EDGES
         is_held = causes.of("SMs held", "priority").any()
-        return cls(causes) if is_modelled and few and is_held else None
+        return cls(causes) if is_modelled.all() and few and is_held else None
 
     def _free(self) -> dict[int, list[int]]:
         """Return device → when each of its SMs is free, as a heap."""

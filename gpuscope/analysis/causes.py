@@ -110,7 +110,7 @@ class Causes:
         """
         source = self.source[kept]
         target = self.target[kept]
-        lasts = lag[kept].astype(np.int64)
+        lasts = lag[kept].astype(np.int64, copy=False)
         if instead is not None:
             edges, before = instead
             at: Ints = np.cumsum(kept)[edges] - kept[edges]

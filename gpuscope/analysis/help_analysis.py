@@ -251,15 +251,17 @@ class _Passes:
         """Return how much sooner the program would have ended with all of some changes."""
         view = self.view
         causes = self.view.causes
-        saved = np.zeros(len(view.kept), np.int64)
-        remaining = view.kept
-        for case in cases:
+        first, *following = cases
+        saved = saved_ns(first, view)
+        remaining = view.kept & np.logical_not(first.gone)
+        for case in following:
             also = saved_ns(case, view)
             saved = np.where(saved == 0, also, np.maximum(saved, also))
             remaining = remaining & np.logical_not(case.gone)
-        lag = np.where(remaining, causes.lag - saved, 0)
+        lag = causes.lag - saved
         moved = [case.instead for case in cases if case.instead is not None]
         if self.schedule and all(case.basis == "recording" for case in cases) and not moved:
+            lag = np.where(remaining, lag, 0)
             return max(0, self._scheduled_ns - self._scheduled(lag, remaining))
         instead = None
         if moved:

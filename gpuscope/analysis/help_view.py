@@ -144,6 +144,13 @@ class HelpView:
 
     def leading_to(self, launches: Ints) -> Bools:
         """Edge → whether it is of a thread from the launch before one of these calls to its end."""
+        wanted = np.zeros(len(self.rows.ids) + 1, bool)
+        wanted[launches] = True
+        return wanted[self._next_launch]
+
+    @cached_property
+    def _next_launch(self) -> Ints:
+        """Edge → the call that launches work which its thread comes to next, −1 for none."""
         causes = self.causes
         calls = distinct(self.rows.calls[self.rows.calls >= 0])
         host = np.flatnonzero(self.is_host)
@@ -152,8 +159,7 @@ class HelpView:
         following = np.empty(len(ends), np.int64)
         following[order] = next_call(order, np.arange(len(ends)) >= len(host))
         following = following[: len(host)]
-        leads = np.zeros(len(self.kept), bool)
-        of_launches = np.isin(ends[following] // 2, launches) & (following >= 0)
         is_same = causes.threads[ends[following]] == causes.threads[causes.target[host]]
-        leads[host] = of_launches & is_same
-        return leads
+        launch = np.full(len(self.kept), -1)
+        launch[host] = np.where(is_same & (following >= 0), ends[following] // 2, -1)
+        return launch

@@ -65,7 +65,8 @@ names of those whose results a compiler hands on in registers."""
 _TYPICAL = 0.1
 """Share of the time that kernels take in most programs which are found in most programs."""
 _MUCH_LATER = 2
-"""How many times as long others wait for a rank that is late as for any other."""
+"""How many times as long others wait for a rank that is late as for any other, and a stream for SMs
+of others as they for its."""
 _MOSTLY = 0.5
 """Share of what is at a line that is said to be mostly there."""
 _CUT = 0.1
@@ -511,12 +512,20 @@ def _named(view: HelpView) -> Callable[[int], str]:
     is_mend=False,
 )
 def _sms_held(view: ProgramView) -> Iterator[HelpCase]:
-    """Yield streams whose kernels wait for SMs that others hold."""
+    """Yield streams whose kernels wait for SMs that others hold, much longer than others for it."""
     rows = view.rows
+    stream = rows.streams[view.row]
+    holder = rows.streams[view.before]
     waiting = view.causes.of("SMs held", "priority")
-    waiting &= rows.streams[view.row] != rows.streams[view.before]
-    for about, which in view.each(waiting, rows.streams[view.row], _named(view)):
-        yield HelpCase(about, gone=which)
+    waiting &= stream != holder
+    waiting &= view.kept
+    waited_ns = rows.starts - view.causes.ready.ready_ns
+    waited_ns = waited_ns[view.row]
+    for about, which in view.each(waiting, stream, _named(view)):
+        holds = holder == stream[which][0]
+        holds &= waiting
+        if waited_ns[which].sum() >= _MUCH_LATER * waited_ns[holds].sum():
+            yield HelpCase(about, gone=which)
 
 
 @mechanism(
@@ -730,7 +739,8 @@ def _in_runs(view: HelpView) -> Bools:
 def _small_copies(view: ProgramView) -> Iterator[HelpCase]:
     """Yield copies right behind one of the same direction, of which each takes less than its call.
 
-    They would be in that one, and their thread would not call for each.
+    They would be in that one, and their thread would not call for each. Nothing waits for that one
+    by itself, and they wait for no other stream.
     """
     rows = view.rows
     direction, directions = rows.coded("copy_kind")
@@ -744,6 +754,9 @@ def _small_copies(view: ProgramView) -> Iterator[HelpCase]:
     follows = is_small[behind] & is_small[before]
     follows &= direction[behind] == direction[before]
     follows &= first[1:] == first[:-1]
+    causes = view.causes
+    follows &= ~np.isin(before, view.before[causes.of("host wait")])
+    follows &= ~np.isin(behind, view.row[causes.of("event wait")])
     behind = behind[follows]
     for way in ("HtoD", "DtoH"):
         if way not in directions:
@@ -773,9 +786,12 @@ def _graphs_made_anew(view: ProgramView) -> Iterator[HelpCase]:
     _, number = numbered(graph[nodes])
     first, launch = combined(number, rows.calls[nodes])
     last = len(nodes) - 1 - combined(launch[::-1])[0]
-    count = np.bincount(launch, minlength=len(first))
-    name = rows.coded("name")[0][nodes]
-    _, shape = combined(name[first], name[last], count)
+    name = rows.coded("name")[0][nodes].astype(np.int64)
+    total = np.bincount(launch, name)
+    squares = np.bincount(launch, name * name)
+    _, total = numbered(total.astype(np.int64))
+    _, squares = numbered(squares.astype(np.int64))
+    _, shape = combined(name[first], name[last], total, squares)
     launched = number[first]
     is_single = np.bincount(launched)[launched] == 1
     call = rows.calls[nodes[first]]

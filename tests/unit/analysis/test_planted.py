@@ -66,3 +66,54 @@ def test_a_program_without_a_fault_is_told_that_nothing_gains_much(name):
     trace = planted_programs.PROGRAMS[name].run(mended=False)
     first = gs.findings(trace).findings[0]
     assert first.rule == "program.limit"
+
+
+def copied_out(*, waits_each):
+    """Copy a small result out behind each kernel, which is waited for or comes from elsewhere."""
+    gpu = gs.open_device("sim:h200", quiet=True)
+    work = planted_programs.kernel(gpu, "work", 30)
+    results, host = gpu.empty((40, 64)), gpu.empty_pinned((40, 64))
+    compute, out = gpu.create_stream(name="compute"), gpu.create_stream(name="out")
+    with compute, out, gs.profile(gpu) as recording:
+        for step in range(40):
+            compute.launch(work, grid=132, block=256)
+            if not waits_each:
+                out.wait(compute.record(timing=False))
+            out.copy(host[step], results[step])
+            if waits_each:
+                out.synchronize()
+        gpu.synchronize()
+    return recording.trace
+
+
+@pytest.mark.parametrize("waits_each", [False, True])
+def test_copies_that_something_waits_for_are_not_one_piece(waits_each):
+    changes = help_in_steps(copied_out(waits_each=waits_each)).changes
+    assert "copy it in one piece" not in {change.change for change in changes}
+
+
+def test_different_graphs_launched_once_are_not_the_same():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    kernels = [planted_programs.kernel(gpu, f"k{number}", 10) for number in range(13)]
+    with gpu.create_stream(name="s") as stream, gs.profile(gpu) as recording:
+        for number in range(12):
+            with stream.capture(name="view") as graph:
+                for at in (0, *(1 + (number + more) % 12 for more in range(8)), 0):
+                    stream.launch(kernels[at], grid=132, block=256)
+            graph.launch(stream=stream)
+        stream.synchronize()
+    changes = help_in_steps(recording.trace).changes
+    assert "launch the same graph again" not in {change.change for change in changes}
+
+
+def test_two_streams_that_wait_for_each_others_sms_gain_nothing_by_priority():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    full = planted_programs.kernel(gpu, "full", 100)
+    one, two = (gpu.create_stream(name=name) for name in ("one", "two"))
+    with one, two, gs.profile(gpu) as recording:
+        for _ in range(20):
+            for stream in (one, two):
+                stream.launch(full, grid=528, block=1024)
+        gpu.synchronize()
+    changes = help_in_steps(recording.trace).changes
+    assert "give it priority or a partition" not in {change.change for change in changes}

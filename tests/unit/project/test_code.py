@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = {
     "": 15_930,
     "analyses": 3_465,
-    "analysis": 81_828,
+    "analysis": 81_981,
     "cli": 15_207,
     "comparing": 38_886,
     "device": 49_598,

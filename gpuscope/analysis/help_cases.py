@@ -733,8 +733,8 @@ def _in_runs(view: HelpView) -> Bools:
 @mechanism(
     "copy it in one piece",
     "small {} follow each other",
-    "pack what belongs together into one buffer, of pinned memory; torch.stack() and numpy.stack() "
-    "do, before .to(device)",
+    "pack what belongs together into one buffer, as torch.stack() and numpy.stack() do, and copy "
+    "that; of the host's memory, pinned",
 )
 def _small_copies(view: ProgramView) -> Iterator[HelpCase]:
     """Yield copies right behind one of the same direction, of which each takes less than its call.
@@ -783,15 +783,16 @@ def _graphs_made_anew(view: ProgramView) -> Iterator[HelpCase]:
     graph = view.trace.array("graph", fill=-1)
     order, _ = rows.queues
     nodes = order[(graph[order] >= 0) & (rows.calls[order] >= 0)]
+    if not len(nodes):
+        return
     _, number = numbered(graph[nodes])
     first, launch = combined(number, rows.calls[nodes])
-    last = len(nodes) - 1 - combined(launch[::-1])[0]
-    name = rows.coded("name")[0][nodes].astype(np.int64)
-    total = np.bincount(launch, name)
-    squares = np.bincount(launch, name * name)
-    _, total = numbered(total.astype(np.int64))
-    _, squares = numbered(squares.astype(np.int64))
-    _, shape = combined(name[first], name[last], total, squares)
+    by_launch = np.argsort(launch, kind="stable")
+    name = rows.coded("name")[0][nodes[by_launch]]
+    ends = np.cumsum(np.bincount(launch))
+    kernels = [names.tobytes() for names in np.split(name, ends[:-1])]
+    number_of = {names: at for at, names in enumerate(dict.fromkeys(kernels))}
+    shape = np.array([number_of[names] for names in kernels])
     launched = number[first]
     is_single = np.bincount(launched)[launched] == 1
     call = rows.calls[nodes[first]]

@@ -23,14 +23,14 @@ def distinct(values: Ints) -> Ints:
 def numbered(values: Ints) -> tuple[Ints, Ints]:
     """Return the different values, ascending, and for each value the number of its own.
 
-    As ``np.unique`` does, which sorts all values where few differ.
+    As ``np.unique`` with ``return_inverse``, which sorts all values where few differ.
     """
     coded = pc.dictionary_encode(pa.array(values))
-    distinct = coded.dictionary.to_numpy()
-    order = np.argsort(distinct)
+    different = coded.dictionary.to_numpy()
+    order = np.argsort(different)
     number = np.empty(len(order), np.int64)
     number[order] = np.arange(len(order))
-    return distinct[order], number[coded.indices.to_numpy()]
+    return different[order], number[coded.indices.to_numpy()]
 
 
 def match(wanted: Array, keys: Array) -> Array:

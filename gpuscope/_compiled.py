@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import os
+import subprocess
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -42,6 +43,18 @@ def library(name: str) -> ctypes.CDLL | None:
         return None
     crc = ctypes.c_uint32.in_dll(library, "source_crc").value
     return library if _is_of_these_sources(crc) else None
+
+
+def program(name: str) -> Path | None:
+    """Return the program ``_name`` beside this, if it was compiled from these sources."""
+    made = Path(__file__).with_name(f"_{name}")
+    if os.environ.get("GPUSCOPE_PURE") == "1" or not made.exists():
+        return None
+    try:
+        said = subprocess.run([made, "--crc"], capture_output=True, check=True).stdout  # noqa: S603 - ours
+    except (OSError, subprocess.CalledProcessError):  # of another machine
+        return None
+    return made if _is_of_these_sources(int(said)) else None
 
 
 fastpath, why_not = _load()

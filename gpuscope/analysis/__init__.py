@@ -28,6 +28,10 @@ from gpuscope.analysis.confinement_analysis import ConfinementResult as Confinem
 from gpuscope.analysis.confinement_analysis import Evidence as Evidence
 from gpuscope.analysis.confinement_analysis import PartitionConfinement as PartitionConfinement
 from gpuscope.analysis.confinement_analysis import confinement as confinement
+from gpuscope.analysis.counters_analysis import KernelUse as KernelUse
+from gpuscope.analysis.counters_analysis import PartitionUse as PartitionUse
+from gpuscope.analysis.counters_analysis import PartitionUseResult as PartitionUseResult
+from gpuscope.analysis.counters_analysis import partition_use as partition_use
 from gpuscope.analysis.critical_path_analysis import CriticalPathResult as CriticalPathResult
 from gpuscope.analysis.critical_path_analysis import PathPart as PathPart
 from gpuscope.analysis.critical_path_analysis import critical_path as critical_path

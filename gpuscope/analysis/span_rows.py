@@ -26,6 +26,13 @@ _GRID = re.compile(r'"grid": ?\[(\d{1,10}), ?(\d{1,10}), ?(\d{1,10})')
 _MANY = 1 << 40
 
 
+def launched_blocks(launch_configs: Sequence[str | None]) -> Ints:
+    """Return how many thread blocks launches have; many where that is unknown."""
+    grids = [_GRID.search(text or "") for text in launch_configs]
+    blocks = [math.prod(map(int, grid.groups())) if grid else _MANY for grid in grids]
+    return np.array(blocks, np.int64)
+
+
 class _Sorted:
     """Rows by the value of a column."""
 
@@ -130,15 +137,14 @@ class SpanRows:
     def blocks_and_sms(self) -> tuple[Ints, Ints]:
         """Row → thread blocks of its launch, and SMs that it may use: many and 0 where unknown."""
         code, texts = self.coded("launch_config")
-        grids = [_GRID.search(text or "") for text in texts]
-        blocks = [math.prod(map(int, grid.groups())) if grid else _MANY for grid in grids]
+        blocks = launched_blocks(texts)
         devices, device = np.unique(self.devices, return_inverse=True)
         sms = [self.metadata.device(index).sm_count or 0 for index in devices.tolist()]
         partition, names = self.coded("partition")
         granted = [self.metadata.partition(name).sm_count or 0 for name in names]
         of_device = np.array(sms, np.int64)[device]
         may_use = np.where(partition == 0, of_device, np.array(granted, np.int64)[partition])
-        return np.array(blocks, np.int64)[code], may_use
+        return blocks[code], may_use
 
     def may_fill(self, rows: Ints, others: Ints) -> Bools:
         """Return whether rows may have held SMs that others needed: both have blocks for all."""

@@ -31,7 +31,7 @@ from gpuscope.experiments.processes import BOOTSTRAP
 from gpuscope.experiments.recorded import VARIABLE, RecordingOrder
 from gpuscope.experiments.so_far import SoFar, read_facts
 from gpuscope.formats.registry import of_suffix, suffixes
-from gpuscope.record.source import MOST_SAMPLES
+from gpuscope.record.source import MOST_SAMPLES, Options
 
 _FIRST_S, _LIVE_S = 1.0, 2.0
 _SHARE = 0.2
@@ -90,6 +90,14 @@ def record_command(
     samples: Annotated[
         bool, typer.Option("--samples/--no-samples", help="Sample what Python's threads do.")
     ] = True,
+    counters: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LENGTH",
+            help="Sample busy SMs, tensor pipes and memory of the GPUs, each sample so long: "
+            "100us. Default: not at all.",
+        ),
+    ] = None,
     report: Annotated[
         bool, typer.Option("--report/--no-report", help="Write a report for each trace.")
     ] = True,
@@ -121,7 +129,11 @@ def record_command(
     target, work = _claimed(out, name)
     hertz = sample if samples else 0
     folder = str(work.resolve())
-    ordered = RecordingOrder(folder, device, detail, keep_ns, live, stacks, graphs, hertz)
+    counters_ns = 0 if counters is None else length_ns("--counters", counters)
+    Options(counters_ns=counters_ns)  # which says what it can be
+    ordered = RecordingOrder(
+        folder, device, detail, keep_ns, live, stacks, graphs, hertz, counters_ns
+    )
     order = json.dumps(asdict(ordered))
     process = _start([*(["-m"] if module else []), *program], order)
     with _passing_signals_to(process):

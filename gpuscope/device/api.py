@@ -336,8 +336,10 @@ class Activity:
         Of a kernel that waited for SMs: who released those that its first blocks got.
     sm_occupancy
         Of a kernel: bit masks of SMs, and from when to when its blocks held these, each once.
-    engine, nbytes
-        Of a copy: the copy engine that carried it, and the bytes that it moved in device memory.
+    engine
+        Of a copy: the copy engine that carried it.
+    nbytes
+        Of a copy: the bytes that it moved in device memory; of a kernel: those of its cost.
     launch_config
         Of a kernel, as in traces; empty: not known; ``None``: as its call says.
     memory

@@ -242,6 +242,7 @@ class _Recorder:
             stacks=order.stacks,
             graphs=order.graphs,
             sample=0 if is_simulated or is_sampled else order.sample,
+            counters_ns=order.counters_ns,
         )
         recording = Recording(devices, options)
         number = self._next

@@ -14,6 +14,7 @@ from gpuscope._live import LiveView, ViewMaker
 from gpuscope._optional import needed_for
 from gpuscope.device.device import Device
 from gpuscope.device.select import holders, open_devices
+from gpuscope.record.counters import EVERY_NS
 from gpuscope.record.recorder import Recording
 from gpuscope.record.source import MEMORY_LIMIT, Options
 
@@ -30,6 +31,7 @@ from gpuscope.record.source import MEMORY_LIMIT, Options
     "stacks",
     "graphs",
     "sample",
+    "counters",
 )
 @contextlib.contextmanager
 def profile(
@@ -46,6 +48,7 @@ def profile(
     stacks: bool = True,
     graphs: Literal["nodes", "launch", "sampled"] = "nodes",
     sample: int = 0,
+    counters: bool | str | float = False,
 ) -> Iterator[Recording]:
     """Record everything that happens on a device inside the ``with`` block.
 
@@ -98,6 +101,12 @@ def profile(
         How often a second the stacks of all Python threads are sampled, such as 200: what the host
         did while the GPU waited, as rows of kind ``stack``. They are read without Python's lock.
         Where that is not possible, as in Python 3.14, a note says why. 0: not at all.
+    counters
+        True samples hardware counters of the GPU every 100 µs: busy SMs, tensor pipes, bytes read
+        and written, as rows of kind ``counter``; a length of time, in seconds or as a text such as
+        ``"20 us"``, samples so often. A process apart does it, which takes half a second to begin.
+        :func:`gpuscope.analysis.partition_use` says what each partition used. Where there are no
+        counters, a note says why.
 
     Yields
     ------
@@ -107,7 +116,7 @@ def profile(
     Raises
     ------
     InvalidArgument
-        ``keep`` is no length of time.
+        ``keep`` or ``counters`` is no length of time.
     GpuscopeError
         Devices with different clocks are open and no device was given.
     RecorderBusy
@@ -127,8 +136,12 @@ def profile(
     """
     keep_ns = length_ns("keep", keep) if keep is not None else None
     devices = (device,) if device is not None else _one_clock()
+    counters_ns = EVERY_NS if counters is True else 0
+    if not isinstance(counters, bool):
+        counters_ns = length_ns("counters", counters)
     options = Options(
-        source, detail, launch_ids, memory_limit, keep_ns, hazards, stacks, graphs, sample
+        *(source, detail, launch_ids, memory_limit, keep_ns, hazards, stacks, graphs, sample),
+        counters_ns=counters_ns,
     )
     recording = Recording(devices, options)
     view = _open_view(live)

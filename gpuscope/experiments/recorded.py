@@ -30,6 +30,7 @@ class RecordingOrder:
     stacks: bool = True
     graphs: Literal["nodes", "launch", "sampled"] = "nodes"
     sample: int = 0
+    counters_ns: int = 0
 
 
 @dataclass

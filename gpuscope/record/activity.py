@@ -9,6 +9,7 @@ from collections.abc import Callable
 from gpuscope.device.api import Activity
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
+from gpuscope.record.counters import ModelledCounters
 from gpuscope.record.rows import (
     Edge,
     Row,
@@ -18,6 +19,7 @@ from gpuscope.record.rows import (
     keep,
     move,
     node_row,
+    together,
     work_columns,
     work_row,
 )
@@ -54,6 +56,8 @@ class ActivitySource(DeviceSource):
         """Row of a graph's first node → row of the node that ended last, once all are done."""
         self._behind: list[Edge] = []
         """Edges from graphs whose last node is not known."""
+        self.counters: ModelledCounters | None = None
+        """Gets what was done, where counters were asked for."""
 
     def before(self, call: Call) -> None:
         """Remember the call until its work is done, and the partitions of a graph's nodes."""
@@ -90,7 +94,8 @@ class ActivitySource(DeviceSource):
         """Take in what has come; returns what undoes all that :meth:`drain` does next."""
         self.settle()
         move(self._done, self._taken)
-        return keep(self, "_taken", "_ended", "_blocks", "_behind")
+        undo = keep(self, "_taken", "_ended", "_blocks", "_behind")
+        return undo if self.counters is None else together(undo, keep(self.counters, "done"))
 
     def settle(self) -> None:
         """Forget the calls whose rows were handed out."""
@@ -111,6 +116,8 @@ class ActivitySource(DeviceSource):
                 if activity.kind == "graph":  # of which all nodes are rows already
                     self._blocks.pop(activity.correlation, None)
                     continue
+            if self.counters is not None:
+                self.counters.add(activity)
             self._add(call, activity, rows)
         behind, self._behind = self._behind, []
         for first, row, kind in behind:
@@ -119,6 +126,11 @@ class ActivitySource(DeviceSource):
             else:
                 self._behind.append((first, row, kind))
         self._forgets = bool(rows.since_ns)
+        if self.counters is not None:
+            self.counters.forget(rows.since_ns)
+            if rows.over:
+                rows.freeze()
+                rows.batches.append(self.counters.rows(self._device.info))
 
     def hold_edges(self, edges: list[Edge], _rows: Rows, /) -> None:
         """Keep edges from graphs' launches until these are done."""
@@ -180,7 +192,7 @@ class ActivitySource(DeviceSource):
     def _node_columns(self, activity: Activity) -> Row:
         """Return what a graph's node has of its own: it ran where it was captured."""
         context = activity.context
-        moved = activity.nbytes
+        moved = activity.nbytes if activity.engine is not None else None
         return {
             "kind": _KINDS[activity.kind],
             "name": activity.name,

@@ -12,6 +12,7 @@ from gpuscope.device.device import Device
 from gpuscope.record.blocks import BlockSource
 from gpuscope.record.calls import CallRecorder
 from gpuscope.record.clock import ClockFit
+from gpuscope.record.counters import CounterSampler
 from gpuscope.record.observers import RecordingObserver
 from gpuscope.record.ranges import RangeLog
 from gpuscope.record.rows import ROWS_AT_ONCE, Batch, Rows, keep, together
@@ -33,6 +34,8 @@ class Reading:
         Reads clocks and power of GPUs.
     stacks
         Samples what Python's threads do.
+    counters
+        Samples the hardware counters of GPUs.
     keep_ns
         How long what ended is kept; ``None``: all the time.
     notes
@@ -56,6 +59,7 @@ class Reading:
     devices: dict[str, Device]
     span: Span
     stacks: StackSampler
+    counters: CounterSampler
     keep_ns: int | None
     notes: list[str]
     globaltimers: dict[str, ClockFit] = field(default_factory=dict)
@@ -70,9 +74,9 @@ class Reading:
     _all_read: bool = False
 
     def __post_init__(self) -> None:
-        self.sampler = ClockSampler(self._opened, self.span.clock)
+        self.sampler = ClockSampler(self.opened, self.span.clock, self.counters.begin)
 
-    def _opened(self) -> dict[int, str]:
+    def opened(self) -> dict[int, str]:
         """Return the GPUs that are open: index → UUID."""
         infos = [device.info for device in self.devices.copy().values()]
         return {info.index: info.uuid for info in infos if info.kind == "cuda"}
@@ -109,6 +113,7 @@ class Reading:
             self.ranges.begin_reading(),
             self.sampler.begin_reading(),
             self.stacks.begin_reading(),
+            self.counters.begin_reading(),
             *(source.begin_reading() for source in self.sources),
             keep(self, "_drained", "_all_read"),
         )
@@ -146,6 +151,7 @@ class Reading:
             source.drain(rows)
         self.sampler.drain(rows)
         self.stacks.drain(rows)
+        self.counters.drain(rows, self.span.begin_ns)
         if over and not self.waited:
             for source in self.sources:
                 for call in source.unfinished:

@@ -20,6 +20,7 @@ from gpuscope.device.device import Device
 from gpuscope.errors import GpuscopeError
 from gpuscope.record import nvtx, ranges
 from gpuscope.record.calls import CallRecorder
+from gpuscope.record.counters import CounterSampler
 from gpuscope.record.facts import (
     clock_name,
     info_facts,
@@ -103,8 +104,9 @@ class Recording:
         by_key = {device.info.key: device for device in devices}
         read = (self._calls, self.ranges, self.observers, self.sources)
         stacks = StackSampler(self._options.sample, self._process)
+        counters = CounterSampler(self._options.counters_ns if self._on_gpu else 0)
         keep_ns, notes = self._options.keep_ns, self._notes
-        self._reading = Reading(*read, by_key, self._span, stacks, keep_ns, notes)
+        self._reading = Reading(*read, by_key, self._span, stacks, counters, keep_ns, notes)
         self._reader: WindowReader | None = None  # where only the latest rows are kept
         self._asks_for_sites = False
         self._trace: Trace | None = None
@@ -129,6 +131,7 @@ class Recording:
         """
         _interrupts.install()
         self._span.begin()  # first: from now on there is something to stop
+        self._reading.counters.begin(self._reading.opened(), wait=True)
         self._ask_for_sites(asks=self._options.stacks)
         self._notes += start_sources(self.devices, self._options, self.sources, self._source_of)
         for device in self.devices:
@@ -218,6 +221,7 @@ class Recording:
             self._reader.close()
         self._reading.stacks.close()  # before the others, whose threads it leaves out
         self._reading.sampler.close()
+        self._reading.counters.close()
         self._ask_for_sites(asks=False)
         self._libraries.close()
         for device in self.devices:
@@ -394,7 +398,7 @@ class Recording:
         partitions = self._calls.partitions.copy()
         received = self._calls.received + self._calls.forgotten + self._calls.open_count
         counts = Counter({"received": received, **self._reading.lost})
-        notes, begin_ns = list(self._notes), self._span.begin_ns
+        notes, begin_ns = [*self._notes, *self._reading.counters.notes], self._span.begin_ns
         if kept_facts is not None and kept_facts.since_ns > begin_ns:
             begin_ns = kept_facts.since_ns
             notes.append(note_of(kept_facts))

@@ -74,6 +74,11 @@ def reading_row(number: _Number) -> _Number:
     return range_row(_READINGS + number)
 
 
+def counter_row(number: _Number) -> _Number:
+    """Id of the row of a recording's n-th value of a hardware counter."""
+    return range_row(_COUNTERS + number)
+
+
 def stack_row(number: _Number) -> _Number:
     """Id of the row of a recording's n-th run of sampled stacks."""
     return range_row(_STACKS + number)
@@ -81,6 +86,7 @@ def stack_row(number: _Number) -> _Number:
 
 _NOTED = 1 << 44
 _READINGS = 1 << 45
+_COUNTERS = 3 << 44
 _STACKS = 1 << 46
 _BLOCKS = 1 << 48
 _NODES = 1 << 52

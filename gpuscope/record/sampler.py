@@ -90,10 +90,14 @@ class ClockSampler:
         which this process has a context.
     clock
         Reads the recording's clock, ns.
+    seen
+        Gets the GPUs that are read, each time.
     """
 
-    def __init__(self, opened: Callable[[], Gpus], clock: Callable[[], int]) -> None:
-        self._opened, self._clock = opened, clock
+    def __init__(
+        self, opened: Callable[[], Gpus], clock: Callable[[], int], seen: Callable[[Gpus], None]
+    ) -> None:
+        self._opened, self._clock, self._announce = opened, clock, seen
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="gpuscope clocks", daemon=True)
         self._in_use: Gpus = {}
@@ -121,6 +125,8 @@ class ClockSampler:
                 if not self._in_use or number % _LOOK_AGAIN == 0:
                     self._in_use = health.gpus_in_use()
                 gpus = self._in_use
+            if not is_last:
+                self._announce(gpus)
             for device, uuid in gpus.items():
                 self._read(device, uuid)
             if is_last or (gpus and not self._seen):  # nobody tells

@@ -24,6 +24,8 @@ Calibration = Mapping[str, float]
 """How a clock stands: fields of :class:`~gpuscope.trace.metadata.ClockFacts`."""
 
 
+SHORTEST_NS, LONGEST_NS = 10_000, 10_000_000
+"""Of a sample of counters: while shorter ones are decoded, samples are lost."""
 MOST_SAMPLES = 10_000
 """Looks a second at the stacks of all threads."""
 MEMORY_LIMIT = 2 << 30
@@ -123,6 +125,8 @@ class Options:
         ``"sampled"``: each launch, but of each graph the nodes of the first in a second.
     sample
         How often a second the stacks of Python's threads are sampled; 0: not at all.
+    counters_ns
+        How long a sample of the GPUs' hardware counters is; 0: they are not sampled.
 
     Raises
     ------
@@ -139,6 +143,7 @@ class Options:
     stacks: bool = True
     graphs: Literal["nodes", "launch", "sampled"] = "nodes"
     sample: int = 0
+    counters_ns: int = 0
 
     def __post_init__(self) -> None:
         choices: dict[str, tuple[str | bool, ...]] = {
@@ -154,6 +159,11 @@ class Options:
         if not 0 <= self.sample <= MOST_SAMPLES:
             raise GpuscopeError(
                 f"sample is {self.sample}: it can be 1 to {MOST_SAMPLES:,} looks a second, or 0"
+            )
+        if self.counters_ns and not SHORTEST_NS <= self.counters_ns <= LONGEST_NS:
+            raise GpuscopeError(
+                f"samples of counters are {self.counters_ns / 1e3:g} µs: they can be "
+                f"{SHORTEST_NS / 1e3:g} µs to {LONGEST_NS / 1e6:g} ms"
             )
         if self.graphs != "nodes" and (self.detail == "full" or self.launch_ids is not True):
             raise GpuscopeError(

@@ -6,6 +6,7 @@ from gpuscope._optional import is_installed
 from gpuscope.device.device import Device
 from gpuscope.errors import CapabilityError, MissingDependency
 from gpuscope.record.activity import ActivitySource
+from gpuscope.record.counters import ModelledCounters
 from gpuscope.record.cupti.source import CuptiSource
 from gpuscope.record.events import EventSource
 from gpuscope.record.source import Options, Source
@@ -49,5 +50,7 @@ def start_sources(
         if key not in of_device:
             source = EventSource(device) if key in cuda else ActivitySource(device)
             source.detail = options.detail
+            if isinstance(source, ActivitySource) and options.counters_ns and device.is_simulated:
+                source.counters = ModelledCounters()
             start(source, [key])
     return notes

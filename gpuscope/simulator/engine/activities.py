@@ -33,7 +33,7 @@ def activity_of(op: Op) -> Activity:
         kernel.released_by if kernel else (),
         tuple(kernel.sm_intervals or ()) if kernel else (),
         copy.engine if copy else None,
-        copy.cost.nbytes if copy else None,
+        costs.cost.nbytes if (costs := kernel or copy) else None,
         kernel.launch_config if kernel else None,
         copy.memory if copy else None,
         copy.awaited if copy else False,

@@ -1,0 +1,276 @@
+"""What each partition used of its SMs and of the memory: from sampled hardware counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from gpuscope._checks import door
+from gpuscope._types import Bools, Floats, Ints
+from gpuscope.analysis.result import Result, about, sentences
+from gpuscope.analysis.sm_shares import Shares, shares
+from gpuscope.analysis.span_rows import launched_blocks
+from gpuscope.errors import MissingEvidence
+from gpuscope.trace.columns import codes
+from gpuscope.trace.counters import BUSY, MOVED, READ, TENSOR, WRITTEN
+from gpuscope.trace.model import Trace
+from gpuscope.trace.naming import plain_names
+
+WHOLE = 0.999
+"""Share of a sample in which a partition has to run for the sample to tell its highest values."""
+
+
+@dataclass(frozen=True)
+class PartitionUse:
+    """What one partition used, over the samples in which it ran.
+
+    Attributes
+    ----------
+    partition
+        ``None``: work on the whole GPU.
+    granted
+        SMs that it has.
+    ran_ns
+        For how long of the samples it ran.
+    busy, busy_p95, busy_most
+        Its busy SMs while it ran, as told or estimated: their mean by time, and the 95th percentile
+        and highest of samples in which it ran all the time. ``None`` where nothing supports more
+        than the bounds.
+    low, high
+        Bounds of the mean.
+    told
+        Share of the time in which it ran that tells its busy SMs directly.
+    tensor
+        Share of the cycles of its busy SMs' tensor pipes, where it ran alone.
+    read, written
+        Mean GB/s where it ran alone; of a simulated GPU ``moved`` has both as one.
+    """
+
+    device: Annotated[int, "GPU"]
+    partition: Annotated[str | None, "partition"]
+    granted: Annotated[int, "SMs granted"]
+    ran_ns: Annotated[float, "ran (ms)"]
+    busy: Annotated[float | None, "busy SMs"]
+    busy_p95: Annotated[float | None, "busy SMs p95"]
+    busy_most: Annotated[float | None, "busy SMs at most"]
+    low: Annotated[float, "at least"]
+    high: Annotated[float, "no more than"]
+    told: Annotated[float, "told directly"]
+    tensor: Annotated[float | None, "tensor pipes"]
+    read: Annotated[float | None, "read (GB/s)"]
+    written: Annotated[float | None, "written (GB/s)"]
+    moved: Annotated[float | None, "read and written (GB/s)"]
+
+
+@dataclass(frozen=True)
+class KernelUse:
+    """What one kernel used in the samples in which nothing else ran.
+
+    Attributes
+    ----------
+    workload
+        What it belongs to, if anything says so.
+    blocks
+        Thread blocks of a launch; ``None`` where unknown.
+    busy, busy_most
+        SMs while it ran: mean, and the highest of samples in which it ran all the time.
+    ran_ns
+        How long these samples are.
+    spans
+        Ids of a few launches, the longest first.
+    """
+
+    device: int
+    kernel: str
+    workload: str | None
+    partition: str | None
+    granted: int
+    blocks: int | None
+    launches: int
+    busy: float
+    busy_most: float | None
+    ran_ns: float
+    tensor: float | None
+    read: float | None
+    written: float | None
+    moved: float | None
+    spans: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PartitionUseResult(Result):
+    """What each partition used, and each kernel where it ran alone.
+
+    Attributes
+    ----------
+    partitions
+        By GPU; of each those with most time first.
+    kernels
+        Those with most time in samples of their own first.
+    lost_ns
+        How long no samples are there though they were taken.
+    """
+
+    partitions: tuple[PartitionUse, ...]
+    kernels: tuple[KernelUse, ...]
+    lost_ns: int = 0
+    entries = "partitions"
+
+    @property
+    def told(self) -> float:
+        """Share of the partitions' time that tells their busy SMs directly."""
+        total = sum(use.ran_ns for use in self.partitions)
+        return sum(use.told * use.ran_ns for use in self.partitions) / total if total else 0.0
+
+    @property
+    def definition(self) -> str:
+        """What the rows mean."""
+        of_model = "busy SMs are the model's" if self.is_simulated else ""
+        lost = f"no samples of {self.lost_ns / 1e6:.3g} ms" if self.lost_ns else ""
+        return sentences(
+            "busy SMs while the partition ran; tensor pipes and memory where it ran alone",
+            of_model,
+            lost,
+        )
+
+
+@door(trace=Trace)
+def partition_use(trace: Trace) -> PartitionUseResult:
+    """Say what each partition used of its SMs and the memory, by hardware counters.
+
+    There are no counters by partition: a sample in which one partition ran tells its share, others
+    bound it by what was granted, and it is estimated from what its kernels use alone.
+
+    Raises
+    ------
+    MissingEvidence
+        The trace has no samples of counters during which anything ran.
+
+    Examples
+    --------
+    >>> import gpuscope as gs
+    >>> gpu = gs.open_device("sim:h200", quiet=True)
+    >>> with gpu.carve({"decode": 16}) as parts, gs.profile(gpu, counters=True) as recording:
+    ...     gemm = gs.Gemm(gpu, m=1024, n=1024, k=1024)
+    ...     _ = gemm.execute(stream=parts["decode"].create_stream())
+    ...     gpu.synchronize()
+    >>> (decode,) = gs.analysis.partition_use(recording.trace).partitions
+    >>> decode.granted, round(decode.busy), decode.told
+    (16, 16, 1.0)
+    """
+    every = shares(trace)
+    if not every:
+        raise MissingEvidence(
+            "the trace has no samples of hardware counters while work ran: record with "
+            "profile(counters=True) or gpuscope record --counters 100us"
+        )
+    return PartitionUseResult(
+        tuple(use for of_device in every for use in _partitions(of_device)),
+        tuple(
+            sorted(
+                (use for of_device in every for use in _kernels(trace, of_device)),
+                key=lambda use: -use.ran_ns,
+            )
+        ),
+        sum(int(np.diff(of_device.samples.lost).sum()) for of_device in every),
+        **about(trace),
+    )
+
+
+@dataclass(frozen=True)
+class _Means:
+    """Means over some samples, by time, while something ran there for some share of each."""
+
+    of: Shares
+    rows: Bools | Ints
+    ran: Floats
+
+    def rate(self, name: str) -> float | None:
+        """Return the mean of a quantity while it ran; ``None`` where it was not had."""
+        values = self.of.samples.values[name][self.rows]
+        lasted = self.of.samples.lengths[self.rows].astype(np.float64)
+        known = ~np.isnan(values)
+        ran_ns = float((self.ran * lasted)[known].sum())
+        return float((values * lasted)[known].sum()) / ran_ns if ran_ns else None
+
+    @property
+    def tensor(self) -> float | None:
+        """The share of the busy SMs' tensor pipes."""
+        tensor, busy = self.rate(TENSOR), self.rate(BUSY)
+        return None if tensor is None or not busy else tensor / busy
+
+
+def _partitions(of: Shares) -> Iterator[PartitionUse]:
+    lengths = of.samples.lengths.astype(np.float64)
+    order = np.argsort(-(of.ran * lengths[:, None]).sum(axis=0), kind="stable")
+    for number in order.tolist():
+        ran, busy = of.ran[:, number], of.busy[:, number]
+        ran_ns = ran * lengths
+        total_ns = float(ran_ns.sum())
+        if not total_ns:
+            continue
+        alone = np.flatnonzero((of.sole == number) & (ran > 0))
+        means = _Means(of, alone, ran[alone])
+        whole = busy[(ran >= WHOLE) & ~np.isnan(busy)]
+        known = ~np.isnan(busy) & (ran > 0)
+        known_ns = float(ran_ns[known].sum())
+        yield PartitionUse(
+            of.samples.device,
+            of.partitions[number],
+            int(of.granted[number]),
+            total_ns,
+            float((busy * lengths)[known].sum()) / known_ns if known_ns else None,
+            float(np.quantile(whole, 0.95)) if len(whole) else None,
+            float(whole.max()) if len(whole) else None,
+            float((of.low[:, number] * lengths)[ran > 0].sum()) / total_ns,
+            float((of.high[:, number] * lengths)[ran > 0].sum()) / total_ns,
+            float(ran_ns[of.is_told[:, number]].sum()) / total_ns,
+            means.tensor,
+            means.rate(READ),
+            means.rate(WRITTEN),
+            means.rate(MOVED),
+        )
+
+
+_SPANS = 4
+
+
+def _kernels(trace: Trace, of: Shares) -> Iterator[KernelUse]:
+    work = of.work
+    plain, names = codes(plain_names(trace.spans))
+    category, workloads = codes(trace.spans.column("category"))
+    config, texts = codes(trace.spans.column("launch_config"))
+    blocks = launched_blocks(texts)
+    ids, lasted = trace.array("id"), work.ends - work.starts
+    for key in np.unique(of.sole_key[of.sole_key >= 0]).tolist():
+        rows = np.flatnonzero(of.sole_key == key)
+        ran = of.ran[rows].max(axis=1)
+        rows, ran = rows[ran > 0], ran[ran > 0]
+        if not len(rows):
+            continue
+        means = _Means(of, rows, ran)
+        first, number = work.rows[work.keys[key]], int(work.partition[work.keys[key]])
+        launches = np.flatnonzero(work.key == key)
+        longest = launches[np.argsort(-lasted[launches], kind="stable")[:_SPANS]]
+        whole = of.samples.values[BUSY][rows[ran >= WHOLE]]
+        in_launch = int(blocks[config[first]])
+        yield KernelUse(
+            of.samples.device,
+            str(names[plain[first]]),
+            workloads[category[first]],
+            of.partitions[number],
+            int(of.granted[number]),
+            in_launch if texts[config[first]] else None,
+            len(launches),
+            means.rate(BUSY) or 0.0,
+            float(whole.max()) if len(whole) else None,
+            float((ran * of.samples.lengths[rows]).sum()),
+            means.tensor,
+            means.rate(READ),
+            means.rate(WRITTEN),
+            means.rate(MOVED),
+            tuple(ids[work.rows[longest]].tolist()),
+        )

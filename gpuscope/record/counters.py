@@ -1,0 +1,364 @@
+"""Samples hardware counters of GPUs while a recording goes on, by processes apart.
+
+Each runs ``_counters.c``: CUPTI's sampling of counters refuses partitions in a process in which it
+was initialised, so nothing of it is loaded into the program. A GPU has one sampler at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from gpuscope._compiled import program
+from gpuscope._libcupti import NVTX_INJECTION, library_path
+from gpuscope._types import Array, Floats, Ints
+from gpuscope.device.api import Activity, DeviceInfo
+from gpuscope.errors import GpuscopeError
+from gpuscope.record.rows import Batch, Rows, counter_row, keep, together
+from gpuscope.record.sampler import Gpus
+from gpuscope.trace import arrow, schema
+from gpuscope.trace.counters import BUSY, LOST, MOVED, READ, TENSOR, WRITTEN
+
+EVERY_NS = 100_000
+"""Length of a sample where nobody says another one."""
+_READY_S = 10.0
+"""How long a recording waits for sampling to begin; enabling takes half a second."""
+_ENDS_S = 10.0
+"""How long a sampler may take to decode what it has, and end."""
+_HEADER = 16
+_VALUES = ("sms", "tensor", "read", "written")
+_RECORD = np.dtype([("start_ns", "<u8"), ("end_ns", "<u8"), *((name, "<f8") for name in _VALUES)])
+"""A sample in the file, as ``_counters.c`` has it; all four values of a gap are NaN."""
+_REFUSALS = {
+    "administrators": "this driver keeps them for administrators (RmProfilingAdminOnly = 1)",
+    "taken": "{who} samples this GPU",
+    "old": "this libcupti cannot sample them: install nvidia-cuda-cupti 12.9 or newer",
+    "unsupported": "this GPU or virtual machine has none ({detail})",
+}
+_OTHERS = ("ncu", "nsys", "nv-hostengine", "dcgm-exporter", "_counters")
+"""Programs that sample counters, by the names of their processes."""
+_OF_DEVICE = 1 << 36
+"""Numbers of the values of one simulated GPU."""
+_DIGITS = 6
+"""Of GB/s: what is added and taken away again leaves nothing."""
+_PARTS = {"tensor": "tensor pipes", "dram": "DRAM"}
+
+
+class CounterProcess:
+    """Samples one GPU's counters, in a process of its own.
+
+    Parameters
+    ----------
+    gpu
+        Its UUID, or CUDA's number of it.
+
+    Attributes
+    ----------
+    refusal
+        Why there are no samples; empty: there are, or may be.
+    without
+        What the samples lack, in words.
+    """
+
+    def __init__(self, device: int, gpu: str, every_ns: int) -> None:
+        self.device, self.gpu = device, gpu
+        self.refusal = ""
+        self.without: tuple[str, ...] = ()
+        self._said = b""
+        self._is_ready = False
+        self._at = _HEADER
+        self._process: subprocess.Popen[bytes] | None = None
+        self._file = -1
+        try:
+            self._begin(every_ns)
+        except (GpuscopeError, OSError) as error:
+            self.refusal = str(error)
+
+    def _begin(self, every_ns: int) -> None:
+        command = program("counters")
+        if command is None:
+            raise GpuscopeError("the process that samples them is not compiled")
+        libraries = library_path().parent
+        self._file, path = tempfile.mkstemp(prefix="gpuscope-counters-")
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": self.gpu}
+        for name in ("CUDA_INJECTION64_PATH", NVTX_INJECTION):
+            environment.pop(name, None)
+        self._path = Path(path)
+        self._process = subprocess.Popen(  # noqa: S603 - our own
+            [str(command), str(libraries), str(every_ns), path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=environment,
+        )
+
+    def wait(self, until_s: float) -> None:
+        """Wait for sampling to begin or be refused, until a time of ``time.monotonic``."""
+        while not (self._is_ready or self.refusal) and (rest_s := until_s - time.monotonic()) > 0:
+            self.listen(rest_s)
+
+    def listen(self, rest_s: float = 0.0) -> None:
+        """Take in what the process says."""
+        if self._process is None or (said := self._process.stdout) is None or said.closed:
+            return
+        if not select.select([said], [], [], rest_s)[0]:
+            return
+        more = os.read(said.fileno(), 1 << 16)
+        self._said += more
+        *lines, self._said = self._said.split(b"\n")
+        for line in lines:
+            self._hear(line.decode("utf-8", "replace").split())
+        if not more and not self._is_ready:
+            self.refusal = self.refusal or "the process that samples them ended"
+        if not more:
+            said.close()
+
+    def _hear(self, words: list[str]) -> None:
+        match words:
+            case ["ready", _, _, *quantities]:
+                self._is_ready = True
+                self.without = tuple(name for key, name in _PARTS.items() if key not in quantities)
+                with contextlib.suppress(OSError):
+                    self._path.unlink()  # both have it open; so it goes with them
+            case ["refused", reason, *detail]:
+                text = _REFUSALS.get(reason, "{detail}")
+                who = " or ".join(_sampling()) or "another process"
+                self.refusal = text.format(who=who, detail=" ".join(detail) or reason)
+            case ["failed", *detail]:
+                self.refusal = f"sampling ended early: {' '.join(detail)}"
+
+    def new(self) -> Array:
+        """Return the samples that came since; a record that is not whole waits."""
+        if self._file < 0:
+            return np.zeros(0, _RECORD)
+        size = max(0, os.fstat(self._file).st_size - self._at)
+        taken = os.pread(self._file, size - size % _RECORD.itemsize, self._at)
+        self._at += len(taken) - len(taken) % _RECORD.itemsize
+        return np.frombuffer(taken, _RECORD, len(taken) // _RECORD.itemsize)
+
+    def keep(self) -> Callable[[], None]:
+        """Return what undoes all reading from now on."""
+        return keep(self, "_at")
+
+    def end(self) -> None:
+        """Let it decode what it has, and end; one that does not is killed."""
+        if self._process is None:
+            return
+        process = self._process
+        if process.stdin is not None:
+            with contextlib.suppress(OSError):
+                process.stdin.close()
+        until_s = time.monotonic() + _ENDS_S
+        while process.stdout is not None and not process.stdout.closed:
+            if (rest_s := until_s - time.monotonic()) <= 0:
+                self.refusal = "sampling did not end, and was ended"
+                break
+            self.listen(rest_s)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, until_s - time.monotonic()))
+        process.kill()
+        process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+        self._process = None
+
+    def forget(self) -> None:
+        """Let go of the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def _sampling() -> list[str]:
+    """Return the names of other processes that are known to sample counters."""
+    names = set()
+    for path in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):
+            names.add(path.read_text("utf-8", "replace").strip())
+    return [name for name in _OTHERS if name in names]
+
+
+class CounterSampler:
+    """Samples the counters of the GPUs of a recording.
+
+    Parameters
+    ----------
+    every_ns
+        Length of a sample; 0: nothing is sampled.
+    """
+
+    def __init__(self, every_ns: int) -> None:
+        self._every_ns = every_ns
+        self._processes: dict[str, CounterProcess] = {}
+        self._taken: list[tuple[CounterProcess, Array]] = []
+        self._count = 0
+
+    def begin(self, gpus: Gpus, *, wait: bool = False) -> None:
+        """Sample these GPUs, too.
+
+        Parameters
+        ----------
+        wait
+            Whether to return when sampling has begun, or was refused.
+        """
+        if not self._every_ns:
+            return
+        for device, uuid in gpus.items():
+            if uuid not in self._processes:
+                self._processes[uuid] = CounterProcess(device, uuid, self._every_ns)
+        until_s = time.monotonic() + _READY_S
+        for process in self._processes.copy().values() if wait else ():
+            process.wait(until_s)
+
+    def close(self) -> None:
+        """End sampling; what was read stays."""
+        for process in self._processes.values():
+            process.end()
+
+    @property
+    def notes(self) -> list[str]:
+        """What could not be sampled, and why."""
+        notes = []
+        for process in self._processes.copy().values():
+            process.listen()
+            if process.refusal:
+                notes.append(f"no counters of cuda:{process.device}: {process.refusal}")
+            elif process.without:
+                without = ", ".join(process.without)
+                notes.append(f"counters of cuda:{process.device} without {without}")
+        return notes
+
+    def begin_reading(self) -> Callable[[], None]:
+        """Take in what was sampled; returns what undoes all that draining it does next."""
+        processes = self._processes.copy().values()
+        undo = together(keep(self, "_taken", "_count"), *(process.keep() for process in processes))
+        for process in processes:
+            if len(samples := process.new()):
+                self._taken.append((process, samples))
+        return undo
+
+    def drain(self, rows: Rows, begin_ns: int) -> None:
+        """Add a batch of rows, one for each quantity of each sample since a moment."""
+        taken, self._taken = self._taken, []
+        for process, every_sample in taken:
+            samples = every_sample[every_sample["start_ns"].astype(np.int64) >= begin_ns]
+            batch = sample_rows(process.device, process.gpu, samples, self._count)
+            self._count += batch.spans.num_rows
+            rows.freeze()
+            rows.batches.append(batch)
+
+
+def sample_rows(device: int, uuid: str, samples: Array, first: int) -> Batch:
+    """Return rows of samples as the sampler writes them, numbered from ``first`` on."""
+    starts, ends = samples["start_ns"].astype(np.int64), samples["end_ns"].astype(np.int64)
+    lasted = np.maximum(ends - starts, 1)
+    values = {
+        BUSY: samples["sms"],
+        TENSOR: samples["tensor"],
+        READ: samples["read"] / lasted,
+        WRITTEN: samples["written"] / lasted,
+        LOST: np.where(np.isnan(samples["sms"]), 0.0, np.nan),
+    }
+    steps = {name: Steps(starts, ends, value) for name, value in values.items()}
+    return counter_rows(steps, device, uuid, "cupti", first)
+
+
+class Steps(NamedTuple):
+    """Values of one quantity, each from when to when, ns; NaN: not had."""
+
+    starts: Ints
+    ends: Ints
+    values: Floats
+
+
+def counter_rows(
+    steps: Mapping[str, Steps], device: int, uuid: str | None, source: str, first: int
+) -> Batch:
+    """Return a row for each value of each quantity, numbered from ``first`` on."""
+    known = [np.flatnonzero(~np.isnan(step.values)) for step in steps.values()]
+    count = sum(map(len, known))
+
+    def gathered(field: int) -> Array:
+        parts = [step[field][rows] for step, rows in zip(steps.values(), known, strict=True)]
+        return np.concatenate(parts)
+
+    name = np.repeat(np.arange(len(steps)), [len(rows) for rows in known])
+    columns = {
+        "id": pa.array(counter_row(first + np.arange(count))),
+        "kind": arrow.constant("counter", count),
+        "name": arrow.text_column(name, [*steps]),
+        "start_ns": pa.array(gathered(0)),
+        "end_ns": pa.array(gathered(1)),
+        "device": pa.array(np.full(count, device, np.int16)),
+        "device_uuid": pa.nulls(count) if uuid is None else arrow.constant(uuid, count),
+        "value": pa.array(gathered(2)),
+        "source": arrow.constant(source, count),
+    }
+    arrays = [columns.get(column, pa.nulls(count)) for column in schema.SPAN_TYPES]
+    return Batch(pa.table(dict(zip(schema.SPAN_TYPES, arrays, strict=True))))
+
+
+class ModelledCounters:
+    """What counters of a simulated GPU would tell, by its model: steps instead of samples.
+
+    Busy SMs are exact. A kernel's bytes, and a copy's, are spread evenly over its time; the model
+    does not tell those read from those written, and has no tensor pipes.
+    """
+
+    def __init__(self) -> None:
+        self.done: list[Activity] = []
+
+    def add(self, activity: Activity) -> None:
+        """Take in work that is done."""
+        if activity.sm_occupancy or activity.nbytes:
+            self.done.append(activity)
+
+    def forget(self, since_ns: int) -> None:
+        """Forget what ended before."""
+        self.done = [activity for activity in self.done if activity.end_ns >= since_ns]
+
+    def rows(self, device: DeviceInfo) -> Batch:
+        """Return the rows of all that is known: of each time between two changes."""
+        changes: list[tuple[int, int, int, float]] = []  # when, by how many holders, mask, rate
+        for activity in self.done:
+            for mask, start_ns, end_ns in activity.sm_occupancy:
+                changes += [(start_ns, 1, mask, 0.0), (end_ns, -1, mask, 0.0)]
+            if activity.nbytes and (lasted_ns := activity.end_ns - activity.start_ns) > 0:
+                rate = activity.nbytes / lasted_ns
+                changes += [(activity.start_ns, 0, 0, rate), (activity.end_ns, 0, 0, -rate)]
+        changes.sort(key=lambda change: change[0])
+        busy = _held(changes)
+        moved = np.round(np.cumsum([rate for _, _, _, rate in changes]), _DIGITS)
+        starts = np.array([time for time, _, _, _ in changes], np.int64)
+        ends = np.r_[starts[1:], starts[-1:]]
+        lasts = np.flatnonzero(ends > starts)  # of changes at one time the last one counts
+        steps = {
+            name: Steps(starts[lasts], ends[lasts], values[lasts])
+            for name, values in ((BUSY, busy), (MOVED, moved))
+        }
+        first = device.index * _OF_DEVICE
+        return counter_rows(steps, device.index, device.uuid, "simulated", first)
+
+
+def _held(changes: Sequence[tuple[int, int, int, float]]) -> Floats:
+    """Return behind each change of who holds SMs how many anybody holds."""
+    most = max((mask.bit_length() for _, _, mask, _ in changes), default=0)
+    holders = np.zeros(most, np.int64)
+    counts = np.zeros(len(changes))
+    for number, (_, more, mask, _) in enumerate(changes):
+        if more:
+            holders[[sm for sm in range(mask.bit_length()) if mask >> sm & 1]] += more
+        counts[number] = np.count_nonzero(holders)
+    return counts

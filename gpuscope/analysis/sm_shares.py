@@ -171,7 +171,8 @@ def _workers(trace: Trace, device: int) -> Ints:
     copy, directions = codes(trace.spans.column("copy_kind"))
     is_copy = np.array([text == "memcpy" for text in kinds], bool)[kind[rows]]
     on_device = np.array([text == "DtoD" for text in directions], bool)[copy[rows]]
-    return rows[~is_copy | on_device]
+    workers: Ints = rows[~is_copy | on_device]
+    return workers
 
 
 def _ran(work: Work, samples: Samples, partitions: int, slack_ns: int) -> Floats:

@@ -1,6 +1,7 @@
 """Compile gpuscope's C for the Python that runs this: the launch path, `_fastpath.c` and the units
 of it, what tells `gpuscope record` that a program is about to use CUDA, `_injection.c`, and what
-looks through CUPTI's records beside the program, `_records.c`.
+looks through CUPTI's records beside the program, `_records.c`, and the program that samples hardware
+counters, `_counters.c`.
 
     python scripts/compile_fastpath.py     into the checkout
 
@@ -32,6 +33,10 @@ MODULES = {
     "gpuscope/_records.so": ("records",),
 }
 """Where what is compiled belongs, in the checkout and in a wheel → sources, ``gpuscope/_*.c``."""
+PROGRAMS = {"gpuscope/_counters": ("counters",)}
+"""Likewise, on Linux: programs of their own."""
+if sys.platform == "linux":
+    MODULES |= PROGRAMS
 
 
 def compiler() -> list[str] | None:
@@ -65,10 +70,11 @@ def compile_to(root: Path) -> str:
     include = f"-I{sysconfig.get_paths()['include']}"
     texts = [path.read_bytes() for path in sorted((ROOT / "gpuscope").glob("_*.[ch]"))]
     crc = f"-DSOURCE_CRC={zlib.crc32(b''.join(texts))}u"  # gpuscope asks for it
-    options = ["-O3", "-fPIC", "-pthread", "-fvisibility=hidden", *shared, include, crc]
+    options = ["-O3", "-fPIC", "-pthread", "-fvisibility=hidden", include, crc]
     for target, units in MODULES.items():
+        kind = [] if target in PROGRAMS else shared
         sources = [str(ROOT / "gpuscope" / f"_{unit}.c") for unit in units]
-        if why_not := run([*command, *options, *sources, "-o", str(root / target), "-ldl"]):
+        if why_not := run([*command, *kind, *options, *sources, "-o", str(root / target), "-ldl"]):
             return why_not
     return ""
 

@@ -17,6 +17,7 @@ from gpuscope.analysis.queue_analysis import described_workloads
 from gpuscope.analysis.result import Result
 from gpuscope.analysis.steps_analysis import steady_part
 from gpuscope.errors import MissingEvidence
+from gpuscope.telling.of_counters import of_counters
 from gpuscope.telling.of_program import of_program
 from gpuscope.telling.of_trace import (
     of_clocks,
@@ -154,6 +155,13 @@ BUILT_IN = (
         analysis.idle_sms,
         "where thread blocks ran",
         findings=of_idle_sms,
+    ),
+    Analysis(
+        "counters",
+        "What each partition used",
+        analysis.partition_use,
+        "samples of hardware counters",
+        findings=of_counters,
     ),
     Analysis("latency", "Latency", analysis.latency, figures=latencies, findings=of_waits),
     Analysis(

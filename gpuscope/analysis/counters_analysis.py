@@ -10,8 +10,9 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._types import Bools, Floats, Ints
+from gpuscope.analysis.intervals import union
 from gpuscope.analysis.result import Result, about, sentences
-from gpuscope.analysis.sm_shares import Shares, shares
+from gpuscope.analysis.sm_shares import Shares, covered, shares
 from gpuscope.analysis.span_rows import launched_blocks
 from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes
@@ -79,6 +80,11 @@ class KernelUse:
         SMs while it ran: mean, and the highest of samples in which it ran all the time.
     ran_ns
         How long these samples are.
+    alone_ns, beside_ns
+        Medians of the launches beside which no other partition ran, and of those beside which one
+        did, for most of their time; ``None`` for fewer than three.
+    beside_rate
+        GB/s of the whole GPU in the samples of the latter.
     spans
         Ids of a few launches, the longest first.
     """
@@ -97,7 +103,17 @@ class KernelUse:
     read: float | None
     written: float | None
     moved: float | None
+    alone_ns: float | None
+    beside_ns: float | None
+    beside_rate: float | None
     spans: tuple[int, ...]
+
+    @property
+    def rate(self) -> float | None:
+        """GB/s read and written where it ran alone; ``None`` where unknown."""
+        if self.moved is not None:
+            return self.moved
+        return None if self.read is None or self.written is None else self.read + self.written
 
 
 @dataclass(frozen=True)
@@ -235,7 +251,26 @@ def _partitions(of: Shares) -> Iterator[PartitionUse]:
         )
 
 
+MOST = 0.5
+"""Share of a launch's time, or of a sample's, that counts as most of it."""
 _SPANS = 4
+_LAUNCHES = 3
+
+
+def _median(lasted_ns: Ints) -> float | None:
+    return float(np.median(lasted_ns)) if len(lasted_ns) >= _LAUNCHES else None
+
+
+def _rate_during(of: Shares, rows: Ints) -> float | None:
+    """Return the GB/s of the whole GPU in the samples that are mostly of some rows."""
+    samples, work = of.samples, of.work
+    during = covered(union(work.starts[rows], work.ends[rows]), samples.starts, samples.ends)
+    which = during >= MOST * samples.lengths
+    moved = [samples.values[name][which] for name in (READ, WRITTEN, MOVED)]
+    rate = np.where(np.isnan(moved[2]), moved[0] + moved[1], moved[2])
+    total_ns = float(samples.lengths[which].sum())
+    mean = float((rate * samples.lengths[which]).sum()) / total_ns if total_ns else np.nan
+    return None if np.isnan(mean) else mean
 
 
 def _kernels(trace: Trace, of: Shares) -> Iterator[KernelUse]:
@@ -257,6 +292,8 @@ def _kernels(trace: Trace, of: Shares) -> Iterator[KernelUse]:
         longest = launches[np.argsort(-lasted[launches], kind="stable")[:_SPANS]]
         whole = of.samples.values[BUSY][rows[ran >= WHOLE]]
         in_launch = int(blocks[config[first]])
+        is_beside = work.beside(launches) >= MOST
+        alone, beside = launches[~is_beside], launches[is_beside]
         yield KernelUse(
             of.samples.device,
             str(names[plain[first]]),
@@ -272,5 +309,8 @@ def _kernels(trace: Trace, of: Shares) -> Iterator[KernelUse]:
             means.rate(READ),
             means.rate(WRITTEN),
             means.rate(MOVED),
+            _median(lasted[alone]),
+            _median(lasted[beside]),
+            _rate_during(of, beside),
             tuple(ids[work.rows[longest]].tolist()),
         )

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuscope._types import Bools, Floats, Ints
-from gpuscope.analysis.intervals import Busy, Groups, Intervals
+from gpuscope.analysis.intervals import Busy, Groups, Intervals, union
 from gpuscope.analysis.span_rows import launched_blocks
 from gpuscope.trace.columns import codes, combined, once, rows_of
 from gpuscope.trace.counters import BUSY, Samples, samples_of
@@ -46,6 +46,8 @@ class Work:
         which is the first of each kernel.
     pair_sample, pair_key, pair_share
         Sample, kernel and how long its rows ran there, summed, over the sample's length.
+    times
+        When each partition had any rows.
     """
 
     rows: Ints
@@ -58,6 +60,17 @@ class Work:
     pair_sample: Ints
     pair_key: Ints
     pair_share: Floats
+    times: Busy
+
+    def beside(self, rows: Ints) -> Floats:
+        """Return for which share of some rows another partition ran, too."""
+        share = np.zeros(len(rows))
+        starts, ends = self.starts[rows], self.ends[rows]
+        for number in range(len(self.firsts)):
+            shared_ns = covered(self.times.intervals(number), starts, ends)
+            of_other = self.partition[rows] != number
+            share = np.maximum(share, of_other * shared_ns / np.maximum(ends - starts, 1))
+        return share
 
 
 @dataclass(frozen=True)
@@ -160,7 +173,8 @@ def _work(trace: Trace, samples: Samples) -> Work | None:
     at, pair = combined(sample, key[row])
     share = np.bincount(pair, ran_ns, len(at)) / samples.lengths[sample[at]]
     pairs = sample[at], key[row][at], share
-    return Work(rows, starts, ends, partition, firsts, key, keys, *pairs)
+    times = Busy.of(Groups(partition, [*range(len(firsts))]), starts, ends)
+    return Work(rows, starts, ends, partition, firsts, key, keys, *pairs, times)
 
 
 def _workers(trace: Trace, device: int) -> Ints:
@@ -177,10 +191,11 @@ def _workers(trace: Trace, device: int) -> Ints:
 
 def _ran(work: Work, samples: Samples, partitions: int, slack_ns: int) -> Floats:
     """Return for which share of each sample each partition ran, each row longer by a slack."""
-    groups = Groups(work.partition, [*range(partitions)])
-    times = Busy.of(groups, work.starts - slack_ns, work.ends + slack_ns)
-    intervals = [times.intervals(number) for number in range(partitions)]
-    ran_ns = [covered(stretches, samples) for stretches in intervals]
+    ran_ns = []
+    for number in range(partitions):
+        begins, stops = work.times.intervals(number).T
+        longer = union(begins - slack_ns, stops + slack_ns)
+        ran_ns.append(covered(longer, samples.starts, samples.ends))
     ran: Floats = np.stack(ran_ns, axis=1) / samples.lengths[:, None]
     return ran
 
@@ -196,8 +211,8 @@ def _room(trace: Trace, work: Work, samples: Samples, partitions: int, slack_ns:
     return np.where(room > 0, room, np.inf)
 
 
-def covered(intervals: Intervals, samples: Samples) -> Ints:
-    """Return for how many ns of each sample any of some intervals lasted.
+def covered(intervals: Intervals, starts: Ints, ends: Ints) -> Ints:
+    """Return for how many ns from each start to its end any of some intervals lasted.
 
     They are apart, and ascending.
     """
@@ -209,7 +224,7 @@ def covered(intervals: Intervals, samples: Samples) -> Ints:
         ahead = np.maximum(0, np.r_[np.iinfo(np.int64).min, stops][begun] - times)
         return np.asarray(total[begun] - np.where(begun > 0, ahead, 0), np.int64)
 
-    return np.asarray(until(samples.ends) - until(samples.starts), np.int64)
+    return np.asarray(until(ends) - until(starts), np.int64)
 
 
 def levels(shares: Shares) -> Floats:

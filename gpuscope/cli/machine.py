@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -26,6 +27,7 @@ from gpuscope.device.families import FAMILIES
 from gpuscope.device.select import open_device, why_not
 from gpuscope.errors import GpuscopeError
 from gpuscope.record import nvtx
+from gpuscope.record.counters import EVERY_NS, READY_S, CounterProcess
 from gpuscope.record.cupti.library import Library, Refused
 
 _DRIVER_PARAMETERS = Path("/proc/driver/nvidia/params")
@@ -175,16 +177,24 @@ def _injection() -> _Seen:
 
 
 def _counters() -> _Seen:
-    """Look whether this user may read the GPU's performance counters, which ncu needs."""
+    """Look whether this user may read the GPU's performance counters, and which there are."""
     try:
         text = _DRIVER_PARAMETERS.read_text("utf-8")
     except OSError:
         return "no driver tells who may read them", "install the NVIDIA driver"
     restricted = re.search(r"RmProfilingAdminOnly:\s*1", text) is not None
     if not restricted or os.geteuid() == 0:
-        return f"open to {'administrators, as you are' if restricted else 'everybody'}", ""
+        who = "administrators, as you are" if restricted else "everybody"
+        sampler = CounterProcess(0, "0", EVERY_NS)
+        sampler.wait(time.monotonic() + READY_S)
+        sampler.end()
+        if sampler.refusal:
+            todo = "profile(counters=True) samples nothing; timelines need no counters"
+            return f"open to {who}, but not sampled: {sampler.refusal}", todo
+        without = f" without {', '.join(sampler.without)}" if sampler.without else ""
+        return f"open to {who}, and sampled{without}", ""
     todo = "load the driver with NVreg_RestrictProfilingToAdminUsers=0, or use sudo"
-    return "open to administrators only", f"for ncu alone: {todo}; timelines need no counters"
+    return "open to administrators only", f"for ncu and profile(counters=True): {todo}"
 
 
 def _tool(name: str) -> _Seen:

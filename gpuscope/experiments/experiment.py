@@ -84,6 +84,8 @@ class Experiment(ExtendedModel):
         What is recorded while workloads run together, as :func:`~gpuscope.profile` takes it.
     hazards
         Whether hazards are looked for while workloads run together.
+    counters
+        Whether hardware counters of the GPU are sampled meanwhile, as ``profile`` does.
     energy
         Whether the energy is measured that the GPU draws in each round, and at rest before it. On a
         GPU, a round then lasts at least 2 s: its foreground makes more calls than ``repeats``.
@@ -100,7 +102,7 @@ class Experiment(ExtendedModel):
     'one'
     """
 
-    _later = ("devices", "detail", "hazards", "energy", "colors")
+    _later = ("devices", "detail", "hazards", "counters", "energy", "colors")
 
     name: Name
     seed: NonNegativeInt = 0
@@ -109,6 +111,7 @@ class Experiment(ExtendedModel):
     rounding: Rounding = "exact"
     detail: Literal["launches", "full"] = "launches"
     hazards: bool = False
+    counters: bool = False
     energy: bool = False
     devices: Annotated[list[DeviceName], Field(max_length=64)] = Field(default_factory=list)
     partitions: dict[PartitionName, PartitionSize] = Field(default_factory=dict)

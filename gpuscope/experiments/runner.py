@@ -26,6 +26,7 @@ from gpuscope.experiments.setting import ResolvedSetting
 from gpuscope.experiments.whole import whole
 from gpuscope.experiments.workers import QUEUED_NS, Worker
 from gpuscope.record.annotate import annotate
+from gpuscope.record.counters import EVERY_NS
 from gpuscope.record.recorder import Recording
 from gpuscope.record.source import Options
 from gpuscope.trace.model import Trace
@@ -219,7 +220,11 @@ class Runner:
         self._driving = driving = Driving(*driven)
         driving.warm_up()
         if not self.stop.is_set():
-            options = Options(detail=self.experiment.detail, hazards=self.experiment.hazards)
+            options = Options(
+                detail=self.experiment.detail,
+                hazards=self.experiment.hazards,
+                counters_ns=EVERY_NS if self.experiment.counters else 0,
+            )
             if self._meter is not None:
                 self._meter.rest()
             with self._recorded(self.recordings[setting.name], options), no_collection():

@@ -31,7 +31,7 @@ from gpuscope.trace.counters import BUSY, LOST, MOVED, READ, TENSOR, WRITTEN
 
 EVERY_NS = 100_000
 """Length of a sample where nobody says another one."""
-_READY_S = 10.0
+READY_S = 10.0
 """How long a recording waits for sampling to begin; enabling takes half a second."""
 _ENDS_S = 10.0
 """How long a sampler may take to decode what it has, and end."""
@@ -174,11 +174,9 @@ class CounterProcess:
             self._path.unlink()
         self._process = None
 
-    def forget(self) -> None:
-        """Let go of the file."""
+    def __del__(self) -> None:
         if self._file >= 0:
             os.close(self._file)
-            self._file = -1
 
 
 def _sampling() -> list[str]:
@@ -218,7 +216,7 @@ class CounterSampler:
         for device, uuid in gpus.items():
             if uuid not in self._processes:
                 self._processes[uuid] = CounterProcess(device, uuid, self._every_ns)
-        until_s = time.monotonic() + _READY_S
+        until_s = time.monotonic() + READY_S
         for process in self._processes.copy().values() if wait else ():
             process.wait(until_s)
 

@@ -260,6 +260,20 @@ RULES = {
         "Launch a block for each SM and let each take the next tile when it is done with one, or "
         "give the kernel fewer SMs.",
     ),
+    "counters.unused": Rule(
+        "Granted and not used: {kernel} used {used} of the {sms} SMs of {partition}"
+        "[ (at most {most})][: {blocks} thread blocks take {waves} waves on {enough} SMs, too]",
+        "[Grant {enough} SMs: gpuscope tune checks it.]",
+    ),
+    "counters.pipes": Rule(
+        "{kernel}[ in {partition}] is a matrix product that left tensor pipes idle ({pipes} busy)",
+        "Compute it in TF32, bfloat16 or float16.",
+    ),
+    "counters.beside": Rule(
+        "Beside other partitions {kernel}[ of {partition}] takes {slower} times as long, {beside} "
+        "instead of {alone}, while the GPU moves {moved} GB/s instead of {moved_alone}",
+        "Memory is shared whatever the SMs: run them at other times, or let one move less.",
+    ),
     "confined": Rule(
         "Confined: all work given to {partitions} ran inside ({evidence})"
         f"{_UNFINISHED}{_UNUSED}"

@@ -1,0 +1,614 @@
+/* Samples hardware counters of one GPU, and writes them to a file: a program of its own, since CUPTI
+ * refuses partitions to a process in which its profiler was initialised.
+ *
+ *     _counters LIBRARIES NANOSECONDS FILE
+ *
+ * LIBRARIES is the folder of libcupti; the GPU is CUDA's first (CUDA_VISIBLE_DEVICES says which).
+ * It says on its standard output, a line each:
+ *
+ *     ready SMS CHIP busy[ tensor][ dram]   sampling goes on, and what it tells
+ *     refused REASON detail                 there are no samples; it ends with 1
+ *     failed detail                         sampling ended early; it ends with 2
+ *     ended SAMPLES GAPS CPU_MS             it ends
+ *
+ * It ends when its standard input does, when its parent has ended, or by SIGTERM. FILE begins with
+ * 16 bytes, "GSPMSMP1" and the size of a record; records follow, as `Record` below. */
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <poll.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* What is one sample in the file; all four values of a gap are NaN. */
+typedef struct {
+    uint64_t start_ns, end_ns;
+    double busy_sms, tensor_sms, read_bytes, written_bytes;
+} Record;
+
+/* -- parameters of libcupti 13.0, as in its headers, under names of our own ------------------- */
+typedef struct { size_t size; void *none; } Initialize;
+typedef struct { size_t size; void *none; size_t device; const char *chip; } ChipName;
+typedef struct { size_t size; void *none; size_t device, nbytes; uint8_t *image; } Availability;
+typedef struct {
+    size_t size; void *none; int type; const char *chip; const uint8_t *availability; void *host;
+} HostInitialize;
+typedef struct { size_t size; void *none, *host; } HostEnd;
+typedef struct { size_t size; void *none, *host; const char **names; size_t count; } HostMetrics;
+typedef struct { size_t size; void *none, *host; size_t nbytes; } HostImageSize;
+typedef struct { size_t size; void *none, *host; size_t nbytes; uint8_t *image; } HostImage;
+typedef struct { size_t size; void *none; size_t nbytes; uint8_t *image; size_t passes; } HostPasses;
+typedef struct {
+    size_t size; void *none, *host; const uint8_t *data; size_t nbytes, index;
+    const char **names; size_t count; double *values;
+} HostValues;
+typedef struct { size_t size; void *none; size_t device; void *sampler; } Enable;
+typedef struct { size_t size; void *none, *sampler; } OfSampler; /* disable, start, stop */
+typedef struct {
+    size_t size; void *none, *sampler; size_t nbytes; const uint8_t *config;
+    size_t hardware_nbytes; uint64_t every; int trigger, append;
+} SetConfig;
+typedef struct {
+    size_t size; void *none, *sampler; const char **names; size_t count; uint32_t most;
+    size_t nbytes;
+} DataSize;
+typedef struct { size_t size; void *none, *sampler; size_t nbytes; uint8_t *data; } DataInit;
+typedef struct {
+    size_t size; void *none, *sampler; uint8_t *data; size_t nbytes; int reason; uint8_t overflow;
+} Decode;
+typedef struct {
+    size_t size; void *none; const uint8_t *data; size_t nbytes, total, populated, completed;
+} DataInfo;
+typedef struct {
+    size_t size; void *none, *sampler; const uint8_t *data; size_t nbytes, index;
+    uint64_t start, end;
+} SampleInfo;
+
+#define SIZE(type, last) (offsetof(type, last) + sizeof(((type *)0)->last))
+#define CALL(function, parameters, type, last) call(function, &(parameters), SIZE(type, last))
+#define LONGER 8 /* by so much the parameters of a newer libcupti may be longer */
+
+/* -- results of libcupti --------------------------------------------------------------------- */
+enum {
+    OK, INVALID_PARAMETER = 1, INVALID_CONTEXT = 3, OUT_OF_MEMORY = 8, NOT_COMPATIBLE = 14,
+    NOT_INITIALIZED = 15, HARDWARE_BUSY = 26, NOT_SUPPORTED = 27, VIRTUALIZED = 33,
+    INSUFFICIENT_PRIVILEGES = 35, VIRTUALIZED_PRIVILEGES = 40, CONFIDENTIAL = 41, CMP = 42,
+    MIG = 43, SLI = 44, WSL = 45, INVALID_CHIP = 46,
+};
+#define ABSENT (-1)  /* libcupti has no such function */
+#define PASSES (-2)  /* the metrics need more than one pass */
+
+/* -- what is sampled, from the largest set down ------------------------------------------------ */
+enum { ACTIVE, ELAPSED, TENSOR, READ, WRITTEN, METRICS };
+static const char *const METRIC[METRICS] = {
+    "sm__cycles_active.sum", "sm__cycles_elapsed.sum",
+    "sm__pipe_tensor_cycles_active_realtime.sum", "dram__bytes_read.sum", "dram__bytes_write.sum",
+};
+#define PIPES 4 /* tensor pipes of an SM, whose cycles are summed */
+typedef struct { int tensor, dram; } Set;
+static const Set SETS[] = {{1, 1}, {0, 1}, {1, 0}, {0, 0}};
+#define SET_COUNT (sizeof(SETS) / sizeof(SETS[0]))
+
+#define SAMPLER_HARDWARE_BYTES ((size_t)64 << 20)
+#define MOST_SAMPLES 1024 /* in an image: to reset one costs as much as a hundred samples */
+#define MOST_RESTARTS 100 /* in a row without a sample */
+#define LONGEST_POLL_MS 50
+#define SAMPLES_A_POLL 250
+#define DRAIN_NS 5000000000ull
+#define END_OF_RECORDS 2
+#define DATA_FULL 1
+#define MULTIPROCESSORS 16 /* CUDA's number of that attribute */
+
+static struct {
+    void *cupti, *cuda;
+    char chip[64];
+    int sms;
+    uint8_t *availability;
+    void *host, *sampler;
+    Set set;
+    const char *names[METRICS];
+    size_t count;
+    uint8_t *config, *data;
+    size_t config_nbytes, data_nbytes;
+    uint64_t every_ns, last_end_ns, samples, gaps;
+    int file, is_first, context;
+    char problem[256];
+} state = {.file = -1};
+static volatile sig_atomic_t is_over;
+
+static uint64_t
+now_ns(clockid_t clock)
+{
+    struct timespec time;
+    clock_gettime(clock, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+}
+
+/* -- calling libcupti -------------------------------------------------------------------------- */
+/* Call a function whose parameters begin with their size; remembers what went wrong. */
+static int
+call(const char *name, void *parameters, size_t nbytes)
+{
+    int (*function)(void *) = (int (*)(void *))dlsym(state.cupti, name);
+    if (function == NULL) {
+        snprintf(state.problem, sizeof(state.problem), "%s is not in it", name);
+        return ABSENT;
+    }
+    uint8_t longer[256] = {0};
+    memcpy(longer, parameters, nbytes);
+    *(size_t *)longer = nbytes;
+    int result = function(longer);
+    if (result == INVALID_PARAMETER) { /* one of a newer version may take longer ones */
+        memcpy(longer, parameters, nbytes);
+        *(size_t *)longer = nbytes + LONGER;
+        result = function(longer);
+    }
+    memcpy(parameters, longer, nbytes);
+    if (result != OK) {
+        int (*text_of)(int, const char **) =
+            (int (*)(int, const char **))dlsym(state.cupti, "cuptiGetResultString");
+        const char *text = NULL;
+        if (text_of != NULL)
+            text_of(result, &text);
+        snprintf(state.problem, sizeof(state.problem), "%s: %s (%d)", name, text ? text : "error",
+                 result);
+    }
+    return result;
+}
+
+static int
+of_sampler(const char *name)
+{
+    OfSampler parameters = {.sampler = state.sampler};
+    return CALL(name, parameters, OfSampler, sampler);
+}
+
+static const char *
+reason_of(int result)
+{
+    switch (result) {
+    case ABSENT: return "old";
+    case HARDWARE_BUSY: return "taken";
+    case INSUFFICIENT_PRIVILEGES: case VIRTUALIZED_PRIVILEGES: return "administrators";
+    case NOT_SUPPORTED: case NOT_COMPATIBLE: case VIRTUALIZED: case CONFIDENTIAL: case CMP:
+    case MIG: case SLI: case WSL: case INVALID_CHIP: return "unsupported";
+    default: return "failed";
+    }
+}
+
+/* -- saying, and writing ------------------------------------------------------------------------ */
+static int
+refuse(const char *reason)
+{
+    printf("refused %s %s\n", reason, state.problem);
+    fflush(stdout);
+    return 1;
+}
+
+/* Write all of it; returns 0, or -1 and remembers why. */
+static int
+write_all(const void *bytes, size_t nbytes)
+{
+    const uint8_t *rest = bytes;
+    while (nbytes > 0) {
+        ssize_t written = write(state.file, rest, nbytes);
+        if (written < 0 && errno == EINTR)
+            continue;
+        if (written <= 0) {
+            snprintf(state.problem, sizeof(state.problem), "disk: %s", strerror(errno));
+            return -1;
+        }
+        rest += written;
+        nbytes -= (size_t)written;
+    }
+    return 0;
+}
+
+/* -- beginning ----------------------------------------------------------------------------------- */
+static int
+load(const char *libraries)
+{
+    const char *const beside[] = {"libnvperf_target.so", "libnvperf_host.so"};
+    const char *const names[] = {"libcupti.so.13", "libcupti.so.12", "libcupti.so"};
+    char path[4096];
+    for (size_t i = 0; i < sizeof(beside) / sizeof(beside[0]); i++) {
+        snprintf(path, sizeof(path), "%s/%s", libraries, beside[i]);
+        dlopen(path, RTLD_NOW | RTLD_GLOBAL); /* else libcupti looks for them itself */
+    }
+    for (size_t i = 0; state.cupti == NULL && i < sizeof(names) / sizeof(names[0]); i++) {
+        snprintf(path, sizeof(path), "%s/%s", libraries, names[i]);
+        state.cupti = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+    }
+    const char *cuda = getenv("GPUSCOPE_LIBCUDA");
+    state.cuda = dlopen(cuda ? cuda : "libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
+    if (state.cupti != NULL && state.cuda != NULL)
+        return 0;
+    const char *why = dlerror();
+    snprintf(state.problem, sizeof(state.problem), "%s",
+             why ? why : state.cupti ? "no libcuda" : "no libcupti");
+    return -1;
+}
+
+/* Initialise CUDA, and learn how many SMs the GPU has. */
+static int
+initialise_cuda(void)
+{
+    int (*initialise)(unsigned) = (int (*)(unsigned))dlsym(state.cuda, "cuInit");
+    int (*device_of)(int *, int) = (int (*)(int *, int))dlsym(state.cuda, "cuDeviceGet");
+    int (*attribute)(int *, int, int) =
+        (int (*)(int *, int, int))dlsym(state.cuda, "cuDeviceGetAttribute");
+    int device = 0;
+    if (initialise == NULL || device_of == NULL || attribute == NULL || initialise(0) != 0
+        || device_of(&device, 0) != 0 || attribute(&state.sms, MULTIPROCESSORS, device) != 0) {
+        snprintf(state.problem, sizeof(state.problem), "CUDA has no GPU here");
+        return -1;
+    }
+    return 0;
+}
+
+/* Make a context, where libcupti wants one. */
+static int
+make_context(void)
+{
+    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(state.cuda, "cuDevicePrimaryCtxRetain");
+    int (*enter)(void *) = (int (*)(void *))dlsym(state.cuda, "cuCtxSetCurrent");
+    void *context = NULL;
+    if (state.context || retain == NULL || enter == NULL)
+        return -1;
+    state.context = 1;
+    return retain(&context, 0) != 0 || enter(context) != 0 ? -1 : 0;
+}
+
+/* Learn which chip it is and what of it can be counted here. */
+static int
+look(void)
+{
+    Initialize initialize = {0};
+    int result = CALL("cuptiProfilerInitialize", initialize, Initialize, none);
+    if (result != OK)
+        return result;
+    ChipName chip = {0};
+    result = CALL("cuptiDeviceGetChipName", chip, ChipName, chip);
+    if (result != OK)
+        return result;
+    snprintf(state.chip, sizeof(state.chip), "%s", chip.chip);
+    Availability availability = {0};
+    const char *name = "cuptiPmSamplingGetCounterAvailability";
+    result = CALL(name, availability, Availability, image);
+    if (result != OK)
+        return result;
+    state.availability = calloc(1, availability.nbytes ? availability.nbytes : 1);
+    if (state.availability == NULL)
+        return OUT_OF_MEMORY;
+    availability.image = state.availability;
+    return CALL(name, availability, Availability, image);
+}
+
+static void
+end_host(void)
+{
+    if (state.host != NULL) {
+        HostEnd end = {.host = state.host};
+        CALL("cuptiProfilerHostDeinitialize", end, HostEnd, host);
+    }
+    state.host = NULL;
+    free(state.config);
+    state.config = NULL;
+}
+
+/* Ask for a set of counters; it has to be told in one pass. */
+static int
+configure(Set set)
+{
+    HostInitialize initialize = {
+        .type = 1, .chip = state.chip, .availability = state.availability};
+    int result = CALL("cuptiProfilerHostInitialize", initialize, HostInitialize, host);
+    if (result != OK)
+        return result;
+    state.host = initialize.host;
+    state.set = set;
+    state.count = 0;
+    state.names[state.count++] = METRIC[ACTIVE];
+    state.names[state.count++] = METRIC[ELAPSED];
+    if (set.tensor)
+        state.names[state.count++] = METRIC[TENSOR];
+    if (set.dram) {
+        state.names[state.count++] = METRIC[READ];
+        state.names[state.count++] = METRIC[WRITTEN];
+    }
+    HostMetrics metrics = {.host = state.host, .names = state.names, .count = state.count};
+    result = CALL("cuptiProfilerHostConfigAddMetrics", metrics, HostMetrics, count);
+    if (result != OK)
+        return result;
+    HostImageSize size = {.host = state.host};
+    result = CALL("cuptiProfilerHostGetConfigImageSize", size, HostImageSize, nbytes);
+    if (result != OK)
+        return result;
+    state.config_nbytes = size.nbytes;
+    state.config = calloc(1, size.nbytes ? size.nbytes : 1);
+    if (state.config == NULL)
+        return OUT_OF_MEMORY;
+    HostImage image = {.host = state.host, .nbytes = size.nbytes, .image = state.config};
+    result = CALL("cuptiProfilerHostGetConfigImage", image, HostImage, image);
+    if (result != OK)
+        return result;
+    HostPasses passes = {.nbytes = size.nbytes, .image = state.config};
+    result = CALL("cuptiProfilerHostGetNumOfPasses", passes, HostPasses, passes);
+    if (result != OK)
+        return result;
+    if (passes.passes != 1) {
+        snprintf(state.problem, sizeof(state.problem), "%zu passes are needed", passes.passes);
+        return PASSES;
+    }
+    return OK;
+}
+
+static int
+reset_data(void)
+{
+    DataInit data = {.sampler = state.sampler, .nbytes = state.data_nbytes, .data = state.data};
+    return CALL("cuptiPmSamplingCounterDataImageInitialize", data, DataInit, data);
+}
+
+static void
+disable(void)
+{
+    if (state.sampler != NULL)
+        of_sampler("cuptiPmSamplingDisable");
+    state.sampler = NULL;
+    free(state.data);
+    state.data = NULL;
+}
+
+/* Take the counters, and start to sample them. */
+static int
+begin(void)
+{
+    Enable enable = {0};
+    int result = CALL("cuptiPmSamplingEnable", enable, Enable, sampler);
+    int wants_context = result == INVALID_CONTEXT || result == NOT_INITIALIZED;
+    if (wants_context && make_context() == 0)
+        result = CALL("cuptiPmSamplingEnable", enable, Enable, sampler);
+    if (result != OK)
+        return result;
+    state.sampler = enable.sampler;
+    SetConfig config = {
+        .sampler = state.sampler, .nbytes = state.config_nbytes, .config = state.config,
+        .hardware_nbytes = SAMPLER_HARDWARE_BYTES, .every = state.every_ns,
+        .trigger = 1, /* by time */ .append = 0 /* what comes too late is lost */};
+    result = CALL("cuptiPmSamplingSetConfig", config, SetConfig, append);
+    if (result != OK)
+        return result;
+    DataSize size = {.sampler = state.sampler, .names = state.names, .count = state.count,
+                     .most = MOST_SAMPLES};
+    result = CALL("cuptiPmSamplingGetCounterDataSize", size, DataSize, nbytes);
+    if (result != OK)
+        return result;
+    state.data_nbytes = size.nbytes;
+    state.data = calloc(1, size.nbytes ? size.nbytes : 1);
+    if (state.data == NULL)
+        return OUT_OF_MEMORY;
+    result = reset_data();
+    if (result != OK)
+        return result;
+    state.is_first = 1;
+    return of_sampler("cuptiPmSamplingStart");
+}
+
+/* Begin with the largest set that can be had. */
+static int
+begin_largest(void)
+{
+    int result = PASSES;
+    for (size_t i = 0; i < SET_COUNT; i++) {
+        result = configure(SETS[i]);
+        if (result == OK)
+            result = begin();
+        if (result == OK)
+            return OK;
+        disable();
+        end_host();
+        if (result == HARDWARE_BUSY || result == INSUFFICIENT_PRIVILEGES || result == ABSENT)
+            break; /* whatever is asked for */
+    }
+    return result;
+}
+
+/* -- sampling -------------------------------------------------------------------------------------- */
+/* Make a record of a sample's values. */
+static Record
+record_of(const SampleInfo *sample, const double *values)
+{
+    double sms_a_cycle = values[1] > 0 ? state.sms / values[1] : NAN;
+    size_t at = 2;
+    Record record = {sample->start, sample->end, values[0] * sms_a_cycle, NAN, NAN, NAN};
+    if (state.set.tensor)
+        record.tensor_sms = values[at++] * sms_a_cycle / PIPES;
+    if (state.set.dram) {
+        record.read_bytes = values[at];
+        record.written_bytes = values[at + 1];
+    }
+    return record;
+}
+
+/* Write a gap, if there is one between the last sample and a moment. */
+static int
+write_gap(uint64_t until_ns)
+{
+    if (state.last_end_ns == 0 || until_ns <= state.last_end_ns + state.every_ns / 10)
+        return 0;
+    Record gap = {state.last_end_ns, until_ns, NAN, NAN, NAN, NAN};
+    state.gaps++;
+    return write_all(&gap, sizeof(gap));
+}
+
+/* Write the samples that were decoded. */
+static int
+write_samples(size_t count)
+{
+    Record records[MOST_SAMPLES];
+    size_t ready = 0;
+    for (size_t index = 0; index < count; index++) {
+        SampleInfo sample = {.sampler = state.sampler, .data = state.data,
+                             .nbytes = state.data_nbytes, .index = index};
+        int result = CALL("cuptiPmSamplingCounterDataGetSampleInfo", sample, SampleInfo, end);
+        if (result != OK)
+            return result;
+        double values[METRICS] = {0};
+        HostValues evaluate = {.host = state.host, .data = state.data, .nbytes = state.data_nbytes,
+                               .index = index, .names = state.names, .count = state.count,
+                               .values = values};
+        result = CALL("cuptiProfilerHostEvaluateToGpuValues", evaluate, HostValues, values);
+        if (result != OK)
+            return result;
+        if (state.is_first) { /* it reaches from enabling to starting */
+            state.is_first = 0;
+            if (state.last_end_ns == 0)
+                state.last_end_ns = sample.end;
+            continue;
+        }
+        if (sample.start > state.last_end_ns + state.every_ns / 10) {
+            if (write_all(records, ready * sizeof(Record)) != 0 || write_gap(sample.start) != 0)
+                return ABSENT;
+            ready = 0;
+        }
+        records[ready++] = record_of(&sample, values);
+        state.last_end_ns = sample.end;
+        state.samples++;
+        if (ready == MOST_SAMPLES) {
+            if (write_all(records, sizeof(records)) != 0)
+                return ABSENT;
+            ready = 0;
+        }
+    }
+    return write_all(records, ready * sizeof(Record)) == 0 ? OK : ABSENT;
+}
+
+/* Decode and write what has come; says whether there is more, and whether all has come. */
+static int
+take(int *is_full, int *is_end)
+{
+    Decode decode = {
+        .sampler = state.sampler, .data = state.data, .nbytes = state.data_nbytes};
+    int result = CALL("cuptiPmSamplingDecodeData", decode, Decode, overflow);
+    *is_full = decode.reason == DATA_FULL;
+    *is_end = decode.reason == END_OF_RECORDS;
+    if (result != OK)
+        return result;
+    DataInfo info = {.data = state.data, .nbytes = state.data_nbytes};
+    result = CALL("cuptiPmSamplingGetCounterDataInfo", info, DataInfo, completed);
+    if (result != OK)
+        return result;
+    *is_end = *is_end && info.completed == 0;
+    result = write_samples(info.completed);
+    return result != OK ? result : reset_data();
+}
+
+/* Wait for a time, or until there is nothing left to sample for. */
+static void
+rest(int wait_ms, pid_t parent)
+{
+    struct pollfd input = {.fd = 0, .events = POLLIN};
+    char ignored[64];
+    if (poll(&input, 1, wait_ms) > 0 && read(0, ignored, sizeof(ignored)) <= 0)
+        is_over = 1;
+    if (getppid() != parent)
+        is_over = 1;
+}
+
+/* Sample until it is over; returns the last result. */
+static int
+sample(pid_t parent)
+{
+    uint64_t poll_ms = state.every_ns * SAMPLES_A_POLL / 1000000u;
+    int wait_ms = poll_ms > LONGEST_POLL_MS ? LONGEST_POLL_MS : poll_ms < 1 ? 1 : (int)poll_ms;
+    int restarts = 0, is_full = 0, is_end = 0;
+    while (!is_over) {
+        uint64_t before = state.samples;
+        int result = take(&is_full, &is_end);
+        if (result == OUT_OF_MEMORY && restarts++ < MOST_RESTARTS) { /* samples were lost */
+            of_sampler("cuptiPmSamplingStop");
+            disable();
+            result = begin();
+        }
+        if (result != OK)
+            return result;
+        if (state.samples > before)
+            restarts = 0;
+        rest(is_full ? 0 : wait_ms, parent);
+    }
+    int result = of_sampler("cuptiPmSamplingStop");
+    uint64_t until_ns = now_ns(CLOCK_MONOTONIC) + DRAIN_NS;
+    for (int empty = 0; result == OK && empty < 3 && now_ns(CLOCK_MONOTONIC) < until_ns;) {
+        uint64_t before = state.samples;
+        result = take(&is_full, &is_end);
+        if (is_end)
+            break;
+        empty = state.samples > before ? 0 : empty + 1;
+    }
+    return result == OUT_OF_MEMORY ? OK : result;
+}
+
+static void
+end_it(int number)
+{
+    (void)number;
+    is_over = 1;
+}
+
+int
+main(int count, char **words)
+{
+    pid_t parent = getppid();
+    if (count == 2 && strcmp(words[1], "--crc") == 0) {
+        printf("%u\n", SOURCE_CRC);
+        return 0;
+    }
+    if (count != 4) {
+        fprintf(stderr, "usage: _counters LIBRARIES NANOSECONDS FILE\n");
+        return 1;
+    }
+    struct sigaction end = {.sa_handler = end_it};
+    sigaction(SIGTERM, &end, NULL);
+    signal(SIGINT, SIG_IGN); /* a terminal sends it to the parent, too */
+    signal(SIGPIPE, SIG_IGN);
+    state.every_ns = strtoull(words[2], NULL, 10);
+    state.file = open(words[3], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    uint32_t header[4] = {0, 0, sizeof(Record), 0};
+    memcpy(header, "GSPMSMP1", 8);
+    if (state.file < 0 || write_all(header, sizeof(header)) != 0) {
+        snprintf(state.problem, sizeof(state.problem), "disk: %s", strerror(errno));
+        return refuse("failed");
+    }
+    if (load(words[1]) != 0)
+        return refuse("libraries");
+    if (initialise_cuda() != 0)
+        return refuse("unsupported");
+    int result = look();
+    if (result == OK)
+        result = begin_largest();
+    if (result != OK)
+        return refuse(reason_of(result));
+    printf("ready %d %s busy%s%s\n", state.sms, state.chip, state.set.tensor ? " tensor" : "",
+           state.set.dram ? " dram" : "");
+    fflush(stdout);
+    result = sample(parent);
+    if (result != OK)
+        printf("failed %s\n", state.problem);
+    disable();
+    end_host();
+    printf("ended %llu %llu %llu\n", (unsigned long long)state.samples,
+           (unsigned long long)state.gaps,
+           (unsigned long long)(now_ns(CLOCK_PROCESS_CPUTIME_ID) / 1000000u));
+    fflush(stdout);
+    return result == OK ? 0 : 2;
+}

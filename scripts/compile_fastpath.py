@@ -1,6 +1,6 @@
 """Compile gpuscope's C for the Python that runs this: the launch path, `_fastpath.c` and the units
-of it, what tells `gpuscope record` that a program is about to use CUDA, `_injection.c`, and what
-looks through CUPTI's records beside the program, `_records.c`, and the program that samples hardware
+of it, what tells `gpuscope record` that a program is about to use CUDA, `_injection.c`, what looks
+through CUPTI's records beside the program, `_records.c`, and the program that samples hardware
 counters, `_counters.c`.
 
     python scripts/compile_fastpath.py     into the checkout

@@ -95,9 +95,12 @@ class ClockSampler:
     """
 
     def __init__(
-        self, opened: Callable[[], Gpus], clock: Callable[[], int], seen: Callable[[Gpus], None]
+        self,
+        opened: Callable[[], Gpus],
+        clock: Callable[[], int],
+        seen: Callable[[Gpus], None] | None = None,
     ) -> None:
-        self._opened, self._clock, self._announce = opened, clock, seen
+        self._opened, self._clock, self._seen_by = opened, clock, seen
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="gpuscope clocks", daemon=True)
         self._in_use: Gpus = {}
@@ -125,8 +128,8 @@ class ClockSampler:
                 if not self._in_use or number % _LOOK_AGAIN == 0:
                     self._in_use = health.gpus_in_use()
                 gpus = self._in_use
-            if not is_last:
-                self._announce(gpus)
+            if self._seen_by is not None and not is_last:
+                self._seen_by(gpus)
             for device, uuid in gpus.items():
                 self._read(device, uuid)
             if is_last or (gpus and not self._seen):  # nobody tells

@@ -40,7 +40,7 @@ def nvml(monkeypatch):
 
 def sampled(opened, clock, times):
     """Sample without waiting, so often, and return the sampler."""
-    sampler = ClockSampler(opened, clock, lambda _: None)
+    sampler = ClockSampler(opened, clock)
     left = iter(range(times - 2))
     sampler._over.wait = lambda _: next(left, None) is None and sampler._over.set()
     sampler._loop()
@@ -84,7 +84,7 @@ def test_what_held_the_clock_down_before_does_not_count(nvml):
     (state,) = sampled(lambda: {0: "a"}, itertools.count().__next__, 2).facts()
     assert (state.throttled, state.lowest_mhz) == ((), 1740)
     nvml.clocks = iter([1740, 1980])
-    sampler = ClockSampler(lambda: {0: "a"}, itertools.count().__next__, lambda _: None)
+    sampler = ClockSampler(lambda: {0: "a"}, itertools.count().__next__)
     sampler.close()
     sampler._loop()
     assert sampler.facts()[0].throttled == ("power cap",)

@@ -51,10 +51,10 @@ def program(name: str) -> Path | None:
     if os.environ.get("GPUSCOPE_PURE") == "1" or not made.exists():
         return None
     try:
-        said = subprocess.run([made, "--crc"], capture_output=True, check=True).stdout  # noqa: S603 - ours
+        answer = subprocess.run([made, "--crc"], capture_output=True, check=True)  # noqa: S603 - ours
     except (OSError, subprocess.CalledProcessError):  # of another machine
         return None
-    return made if _is_of_these_sources(int(said)) else None
+    return made if _is_of_these_sources(int(answer.stdout)) else None
 
 
 fastpath, why_not = _load()

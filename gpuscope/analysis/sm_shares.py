@@ -30,7 +30,7 @@ _HALVINGS = 60
 
 
 @dataclass(frozen=True)
-class Work:
+class BusyWork:
     """Rows of a GPU that keep SMs busy, and the samples in which they ran.
 
     Attributes
@@ -107,7 +107,7 @@ class Shares:
     is_told: Bools
     sole: Ints
     sole_key: Ints
-    work: Work
+    work: BusyWork
 
 
 @once
@@ -153,7 +153,7 @@ def _divided(trace: Trace, samples: Samples) -> Shares | None:
     return divided
 
 
-def _work(trace: Trace, samples: Samples) -> Work | None:
+def _work(trace: Trace, samples: Samples) -> BusyWork | None:
     """Return what kept SMs of a GPU busy; ``None``: nothing, or there is no sample."""
     rows = _workers(trace, samples.device)
     if not len(rows) or not len(samples):
@@ -174,7 +174,7 @@ def _work(trace: Trace, samples: Samples) -> Work | None:
     share = np.bincount(pair, ran_ns, len(at)) / samples.lengths[sample[at]]
     pairs = sample[at], key[row][at], share
     times = Busy.of(Groups(partition, [*range(len(firsts))]), starts, ends)
-    return Work(rows, starts, ends, partition, firsts, key, keys, *pairs, times)
+    return BusyWork(rows, starts, ends, partition, firsts, key, keys, *pairs, times)
 
 
 def _workers(trace: Trace, device: int) -> Ints:
@@ -189,7 +189,7 @@ def _workers(trace: Trace, device: int) -> Ints:
     return workers
 
 
-def _ran(work: Work, samples: Samples, partitions: int, slack_ns: int) -> Floats:
+def _ran(work: BusyWork, samples: Samples, partitions: int, slack_ns: int) -> Floats:
     """Return for which share of each sample each partition ran, each row longer by a slack."""
     ran_ns = []
     for number in range(partitions):
@@ -200,7 +200,7 @@ def _ran(work: Work, samples: Samples, partitions: int, slack_ns: int) -> Floats
     return ran
 
 
-def _room(trace: Trace, work: Work, samples: Samples, partitions: int, slack_ns: int) -> Floats:
+def _room(trace: Trace, work: BusyWork, samples: Samples, partitions: int, slack_ns: int) -> Floats:
     """Return the SMs that the thread blocks of each partition can be on: one for each block."""
     config, texts = codes(trace.spans.column("launch_config"))
     blocks = launched_blocks(texts)[config[work.rows[work.keys]]].astype(np.float64)

@@ -74,7 +74,7 @@ class CounterProcess:
         self.device, self.gpu = device, gpu
         self.refusal = ""
         self.without: tuple[str, ...] = ()
-        self._said = b""
+        self._unread = b""
         self._is_ready = False
         self._at = _HEADER
         self._process: subprocess.Popen[bytes] | None = None
@@ -109,19 +109,19 @@ class CounterProcess:
 
     def listen(self, rest_s: float = 0.0) -> None:
         """Take in what the process says."""
-        if self._process is None or (said := self._process.stdout) is None or said.closed:
+        if self._process is None or (output := self._process.stdout) is None or output.closed:
             return
-        if not select.select([said], [], [], rest_s)[0]:
+        if not select.select([output], [], [], rest_s)[0]:
             return
-        more = os.read(said.fileno(), 1 << 16)
-        self._said += more
-        *lines, self._said = self._said.split(b"\n")
+        more = os.read(output.fileno(), 1 << 16)
+        self._unread += more
+        *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             self._hear(line.decode("utf-8", "replace").split())
         if not more and not self._is_ready:
             self.refusal = self.refusal or "the process that samples them ended"
         if not more:
-            said.close()
+            output.close()
 
     def _hear(self, words: list[str]) -> None:
         match words:

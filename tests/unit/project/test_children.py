@@ -39,6 +39,7 @@ STARTS = {
 }
 FORK, PROGRAM, THEIRS = "a copy of this process", "no Python", "a program of the user's"
 PLACES = {
+    "_compiled.program": PROGRAM,
     "_nsys.missing_libraries": PROGRAM,
     "_nsys.export_sqlite": PROGRAM,
     "cli.machine.lab_command": "lab",
@@ -56,6 +57,7 @@ PLACES = {
     "gpuscope_lessons.holding._inside": FORK,
     "gpuscope_lessons.sandbox._holds": FORK,
     "gpuscope_lessons.warden.__init__": "warden",
+    "record.counters._begin": PROGRAM,
     "widgets.painter.__init__": "painter",
 }
 SPIN = {"kind": "spin", "duration_us": 10, "stream": "s", "repeats": 2}

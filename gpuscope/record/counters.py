@@ -90,7 +90,7 @@ class CounterProcess:
             raise GpuscopeError("the process that samples them is not compiled")
         libraries = library_path().parent
         self._file, path = tempfile.mkstemp(prefix="gpuscope-counters-")
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": self.gpu}
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": _visible(self.gpu)}
         for name in ("CUDA_INJECTION64_PATH", NVTX_INJECTION):
             environment.pop(name, None)
         self._path = Path(path)
@@ -177,6 +177,11 @@ class CounterProcess:
     def __del__(self) -> None:
         if self._file >= 0:
             os.close(self._file)
+
+
+def _visible(gpu: str) -> str:
+    """Return a GPU as CUDA_VISIBLE_DEVICES names it, by its UUID or its number."""
+    return gpu if gpu.isdecimal() or gpu.startswith(("GPU-", "MIG-")) else f"GPU-{gpu}"
 
 
 def _sampling() -> list[str]:

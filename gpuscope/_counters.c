@@ -1,5 +1,5 @@
-/* Samples hardware counters of one GPU, and writes them to a file: a program of its own, since CUPTI
- * refuses partitions to a process in which its profiler was initialised.
+/* Samples hardware counters of one GPU, and writes them to a file: a program of its own, since
+ * CUPTI refuses partitions to a process in which its profiler was initialised.
  *
  *     _counters LIBRARIES NANOSECONDS FILE
  *
@@ -10,6 +10,9 @@
  *     refused REASON detail                 there are no samples; it ends with 1
  *     failed detail                         sampling ended early; it ends with 2
  *     ended SAMPLES GAPS CPU_MS             it ends
+ *
+ * REASON is `libraries` (cannot be loaded), `old` (no sampling in them), `administrators`, `taken`,
+ * `unsupported` (by this GPU or machine) or `failed`.
  *
  * It ends when its standard input does, when its parent has ended, or by SIGTERM. FILE begins with
  * 16 bytes, "GSPMSMP1" and the size of a record; records follow, as `Record` below. */
@@ -34,10 +37,15 @@ typedef struct {
     uint64_t start_ns, end_ns;
     double busy_sms, tensor_sms, read_bytes, written_bytes;
 } Record;
+_Static_assert(sizeof(Record) == 48, "as Python reads it");
 
-/* -- parameters of libcupti 13.0, as in its headers, under names of our own ------------------- */
+/* -- parameters of libcupti 12.9 and 13.0, as in their headers, under names of our own --------- */
 typedef struct { size_t size; void *none; } Initialize;
 typedef struct { size_t size; void *none; size_t device; const char *chip; } ChipName;
+typedef struct {
+    size_t size; void *none; int device, supported, architecture, sli, vgpu, confidential, cmp, wsl;
+    int interface;
+} DeviceSupported;
 typedef struct { size_t size; void *none; size_t device, nbytes; uint8_t *image; } Availability;
 typedef struct {
     size_t size; void *none; int type; const char *chip; const uint8_t *availability; void *host;
@@ -46,7 +54,9 @@ typedef struct { size_t size; void *none, *host; } HostEnd;
 typedef struct { size_t size; void *none, *host; const char **names; size_t count; } HostMetrics;
 typedef struct { size_t size; void *none, *host; size_t nbytes; } HostImageSize;
 typedef struct { size_t size; void *none, *host; size_t nbytes; uint8_t *image; } HostImage;
-typedef struct { size_t size; void *none; size_t nbytes; uint8_t *image; size_t passes; } HostPasses;
+typedef struct {
+    size_t size; void *none; size_t nbytes; uint8_t *image; size_t passes;
+} HostPasses;
 typedef struct {
     size_t size; void *none, *host; const uint8_t *data; size_t nbytes, index;
     const char **names; size_t count; double *values;
@@ -84,8 +94,10 @@ enum {
     INSUFFICIENT_PRIVILEGES = 35, VIRTUALIZED_PRIVILEGES = 40, CONFIDENTIAL = 41, CMP = 42,
     MIG = 43, SLI = 44, WSL = 45, INVALID_CHIP = 46,
 };
-#define ABSENT (-1)  /* libcupti has no such function */
-#define PASSES (-2)  /* the metrics need more than one pass */
+#define ABSENT (-1)    /* libcupti has no such function */
+#define PASSES (-2)    /* the metrics need more than one pass */
+#define UNWRITTEN (-3) /* the disk is full */
+#define UNKNOWN (-4)   /* libcupti is of a version that this does not know */
 
 /* -- what is sampled, from the largest set down ------------------------------------------------ */
 enum { ACTIVE, ELAPSED, TENSOR, READ, WRITTEN, METRICS };
@@ -102,11 +114,15 @@ static const Set SETS[] = {{1, 1}, {0, 1}, {1, 0}, {0, 0}};
 #define MOST_SAMPLES 1024 /* in an image: to reset one costs as much as a hundred samples */
 #define MOST_RESTARTS 100 /* in a row without a sample */
 #define LONGEST_POLL_MS 50
-#define SAMPLES_A_POLL 250
+#define SAMPLES_A_POLL 500
 #define DRAIN_NS 5000000000ull
 #define END_OF_RECORDS 2
 #define DATA_FULL 1
 #define MULTIPROCESSORS 16 /* CUDA's number of that attribute */
+#define PM_SAMPLING 3      /* CUPTI's number of that interface */
+#define IS_SUPPORTED 3
+#define CUPTI_13 130000    /* a version of CUDA 13's; CUDA 12 counted up to 28 */
+#define OLDEST 24          /* of CUDA 12.6, the first that samples */
 
 static struct {
     void *cupti, *cuda;
@@ -120,8 +136,9 @@ static struct {
     uint8_t *config, *data;
     size_t config_nbytes, data_nbytes;
     uint64_t every_ns, last_end_ns, samples, gaps;
-    int file, is_first, context;
-    char problem[256];
+    int file, is_first, is_lost, context;
+    int device;
+    char problem[512];
 } state = {.file = -1};
 static volatile sig_atomic_t is_over;
 
@@ -143,13 +160,14 @@ call(const char *name, void *parameters, size_t nbytes)
         snprintf(state.problem, sizeof(state.problem), "%s is not in it", name);
         return ABSENT;
     }
-    uint8_t longer[256] = {0};
+    size_t longer[32] = {0};
     memcpy(longer, parameters, nbytes);
-    *(size_t *)longer = nbytes;
+    longer[0] = nbytes;
     int result = function(longer);
     if (result == INVALID_PARAMETER) { /* one of a newer version may take longer ones */
+        memset(longer, 0, sizeof(longer));
         memcpy(longer, parameters, nbytes);
-        *(size_t *)longer = nbytes + LONGER;
+        longer[0] = nbytes + LONGER;
         result = function(longer);
     }
     memcpy(parameters, longer, nbytes);
@@ -176,16 +194,31 @@ static const char *
 reason_of(int result)
 {
     switch (result) {
-    case ABSENT: return "old";
-    case HARDWARE_BUSY: return "taken";
-    case INSUFFICIENT_PRIVILEGES: case VIRTUALIZED_PRIVILEGES: return "administrators";
-    case NOT_SUPPORTED: case NOT_COMPATIBLE: case VIRTUALIZED: case CONFIDENTIAL: case CMP:
-    case MIG: case SLI: case WSL: case INVALID_CHIP: return "unsupported";
-    default: return "failed";
+    case ABSENT:
+        return "old";
+    case UNKNOWN:
+        return "libraries";
+    case HARDWARE_BUSY:
+        return "taken";
+    case INSUFFICIENT_PRIVILEGES:
+    case VIRTUALIZED_PRIVILEGES:
+        return "administrators";
+    case NOT_SUPPORTED:
+    case NOT_COMPATIBLE:
+    case VIRTUALIZED:
+    case CONFIDENTIAL:
+    case CMP:
+    case MIG:
+    case SLI:
+    case WSL:
+    case INVALID_CHIP:
+        return "unsupported";
+    default:
+        return "failed";
     }
 }
 
-/* -- saying, and writing ------------------------------------------------------------------------ */
+/* -- saying, and writing ----------------------------------------------------------------------- */
 static int
 refuse(const char *reason)
 {
@@ -213,29 +246,78 @@ write_all(const void *bytes, size_t nbytes)
     return 0;
 }
 
-/* -- beginning ----------------------------------------------------------------------------------- */
+/* -- beginning --------------------------------------------------------------------------------- */
+/* Keep what this opens away from the standard input and output, where they were closed. */
+static void
+fill_standard_files(void)
+{
+    int file = 0;
+    while (file >= 0 && file <= STDERR_FILENO)
+        file = open("/dev/null", O_RDWR);
+    if (file >= 0)
+        close(file);
+}
+
+/* Load the first of some libraries that can be; remembers why the others cannot. */
+static void *
+load_first(const char *folder, const char *const *names, size_t count)
+{
+    char path[4096];
+    size_t told = 0;
+    for (size_t i = 0; i < count; i++) {
+        snprintf(path, sizeof(path), "%s/%s", folder, names[i]);
+        void *library = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
+        if (library != NULL)
+            return library;
+        if (told < sizeof(state.problem))
+            told += (size_t)snprintf(state.problem + told, sizeof(state.problem) - told, "%s%s",
+                                     told ? "; " : "", dlerror());
+    }
+    return NULL;
+}
+
 static int
 load(const char *libraries)
 {
     const char *const beside[] = {"libnvperf_target.so", "libnvperf_host.so"};
-    const char *const names[] = {"libcupti.so.13", "libcupti.so.12", "libcupti.so"};
-    char path[4096];
-    for (size_t i = 0; i < sizeof(beside) / sizeof(beside[0]); i++) {
-        snprintf(path, sizeof(path), "%s/%s", libraries, beside[i]);
-        dlopen(path, RTLD_NOW | RTLD_GLOBAL); /* else libcupti looks for them itself */
+    const char *const names[] = {"libcupti.so.13", "libcupti.so.12"};
+    if (libraries[0] != '/') {
+        snprintf(state.problem, sizeof(state.problem), "%s is not absolute", libraries);
+        return -1;
     }
-    for (size_t i = 0; state.cupti == NULL && i < sizeof(names) / sizeof(names[0]); i++) {
-        snprintf(path, sizeof(path), "%s/%s", libraries, names[i]);
-        state.cupti = dlopen(path, RTLD_NOW | RTLD_GLOBAL);
-    }
+    for (size_t i = 0; i < sizeof(beside) / sizeof(beside[0]); i++)
+        load_first(libraries, &beside[i], 1); /* else libcupti looks for them itself */
+    state.problem[0] = '\0';
+    state.cupti = load_first(libraries, names, sizeof(names) / sizeof(names[0]));
+    if (state.cupti == NULL)
+        return -1;
     const char *cuda = getenv("GPUSCOPE_LIBCUDA");
     state.cuda = dlopen(cuda ? cuda : "libcuda.so.1", RTLD_NOW | RTLD_GLOBAL);
-    if (state.cupti != NULL && state.cuda != NULL)
-        return 0;
-    const char *why = dlerror();
-    snprintf(state.problem, sizeof(state.problem), "%s",
-             why ? why : state.cupti ? "no libcuda" : "no libcupti");
-    return -1;
+    if (state.cuda == NULL)
+        snprintf(state.problem, sizeof(state.problem), "%s", dlerror());
+    return state.cuda == NULL ? -1 : 0;
+}
+
+/* Look whether libcupti is of a version whose parameters are known, and samples. */
+static int
+check_version(void)
+{
+    int (*ask)(uint32_t *) = (int (*)(uint32_t *))dlsym(state.cupti, "cuptiGetVersion");
+    uint32_t version = 0;
+    if (ask == NULL || ask(&version) != OK) {
+        snprintf(state.problem, sizeof(state.problem), "libcupti does not tell its version");
+        return UNKNOWN;
+    }
+    if (version < OLDEST || dlsym(state.cupti, "cuptiPmSamplingEnable") == NULL) {
+        snprintf(state.problem, sizeof(state.problem), "this libcupti (%u) has no PM sampling",
+                 version);
+        return ABSENT;
+    }
+    if (version >= CUPTI_13 + 10000) {
+        snprintf(state.problem, sizeof(state.problem), "libcupti %u is not known", version);
+        return UNKNOWN;
+    }
+    return OK;
 }
 
 /* Initialise CUDA, and learn how many SMs the GPU has. */
@@ -246,26 +328,30 @@ initialise_cuda(void)
     int (*device_of)(int *, int) = (int (*)(int *, int))dlsym(state.cuda, "cuDeviceGet");
     int (*attribute)(int *, int, int) =
         (int (*)(int *, int, int))dlsym(state.cuda, "cuDeviceGetAttribute");
-    int device = 0;
-    if (initialise == NULL || device_of == NULL || attribute == NULL || initialise(0) != 0
-        || device_of(&device, 0) != 0 || attribute(&state.sms, MULTIPROCESSORS, device) != 0) {
-        snprintf(state.problem, sizeof(state.problem), "CUDA has no GPU here");
-        return -1;
-    }
-    return 0;
+    int result = -1;
+    if (initialise != NULL && device_of != NULL && attribute != NULL)
+        result = initialise(0);
+    if (result == 0)
+        result = device_of(&state.device, 0);
+    if (result == 0)
+        result = attribute(&state.sms, MULTIPROCESSORS, state.device);
+    if (result != 0)
+        snprintf(state.problem, sizeof(state.problem), "CUDA has no GPU here (%d)", result);
+    return result == 0 ? 0 : -1;
 }
 
 /* Make a context, where libcupti wants one. */
 static int
 make_context(void)
 {
-    int (*retain)(void **, int) = (int (*)(void **, int))dlsym(state.cuda, "cuDevicePrimaryCtxRetain");
+    int (*retain)(void **, int) =
+        (int (*)(void **, int))dlsym(state.cuda, "cuDevicePrimaryCtxRetain");
     int (*enter)(void *) = (int (*)(void *))dlsym(state.cuda, "cuCtxSetCurrent");
     void *context = NULL;
     if (state.context || retain == NULL || enter == NULL)
         return -1;
     state.context = 1;
-    return retain(&context, 0) != 0 || enter(context) != 0 ? -1 : 0;
+    return retain(&context, state.device) != 0 || enter(context) != 0 ? -1 : 0;
 }
 
 /* Learn which chip it is and what of it can be counted here. */
@@ -291,6 +377,28 @@ look(void)
         return OUT_OF_MEMORY;
     availability.image = state.availability;
     return CALL(name, availability, Availability, image);
+}
+
+/* Add to what went wrong what CUPTI says of this GPU and machine, where that is not "supported". */
+static void
+explain(void)
+{
+    DeviceSupported parameters = {.device = state.device, .interface = PM_SAMPLING};
+    char problem[sizeof(state.problem)];
+    memcpy(problem, state.problem, sizeof(problem));
+    int result = CALL("cuptiProfilerDeviceSupported", parameters, DeviceSupported, interface);
+    const char *const names[] = {
+        "its architecture", "SLI", "vGPU", "confidential computing", "CMP", "WSL"};
+    const int levels[] = {parameters.architecture, parameters.sli, parameters.vgpu,
+                          parameters.confidential, parameters.cmp, parameters.wsl};
+    size_t told = strlen(problem);
+    memcpy(state.problem, problem, sizeof(problem));
+    if (result != OK || parameters.supported == IS_SUPPORTED)
+        return;
+    for (size_t i = 0; i < sizeof(levels) / sizeof(levels[0]); i++)
+        if (levels[i] != IS_SUPPORTED && told < sizeof(problem))
+            told += (size_t)snprintf(state.problem + told, sizeof(problem) - told,
+                                     "; not sampled with %s", names[i]);
 }
 
 static void
@@ -417,13 +525,14 @@ begin_largest(void)
             return OK;
         disable();
         end_host();
-        if (result == HARDWARE_BUSY || result == INSUFFICIENT_PRIVILEGES || result == ABSENT)
+        if (result == HARDWARE_BUSY || result == INSUFFICIENT_PRIVILEGES
+            || result == VIRTUALIZED_PRIVILEGES || result == ABSENT)
             break; /* whatever is asked for */
     }
     return result;
 }
 
-/* -- sampling -------------------------------------------------------------------------------------- */
+/* -- sampling ---------------------------------------------------------------------------------- */
 /* Make a record of a sample's values. */
 static Record
 record_of(const SampleInfo *sample, const double *values)
@@ -440,60 +549,65 @@ record_of(const SampleInfo *sample, const double *values)
     return record;
 }
 
-/* Write a gap, if there is one between the last sample and a moment. */
-static int
-write_gap(uint64_t until_ns)
+/* Append a gap, if there is one between the last sample and a moment; returns how many. */
+static size_t
+append_gap(Record *records, uint64_t until_ns)
 {
     if (state.last_end_ns == 0 || until_ns <= state.last_end_ns + state.every_ns / 10)
         return 0;
-    Record gap = {state.last_end_ns, until_ns, NAN, NAN, NAN, NAN};
+    records[0] = (Record){state.last_end_ns, until_ns, NAN, NAN, NAN, NAN};
     state.gaps++;
-    return write_all(&gap, sizeof(gap));
+    return 1;
 }
 
-/* Write the samples that were decoded. */
+/* Read one decoded sample. */
+static int
+read_sample(size_t index, SampleInfo *sample, double *values)
+{
+    *sample = (SampleInfo){.sampler = state.sampler, .data = state.data,
+                           .nbytes = state.data_nbytes, .index = index};
+    int result = CALL("cuptiPmSamplingCounterDataGetSampleInfo", *sample, SampleInfo, end);
+    if (result != OK)
+        return result;
+    HostValues evaluate = {.host = state.host, .data = state.data, .nbytes = state.data_nbytes,
+                           .index = index, .names = state.names, .count = state.count,
+                           .values = values};
+    return CALL("cuptiProfilerHostEvaluateToGpuValues", evaluate, HostValues, values);
+}
+
+/* Write the samples that were decoded, and the gaps between them. */
 static int
 write_samples(size_t count)
 {
-    Record records[MOST_SAMPLES];
-    size_t ready = 0;
-    for (size_t index = 0; index < count; index++) {
-        SampleInfo sample = {.sampler = state.sampler, .data = state.data,
-                             .nbytes = state.data_nbytes, .index = index};
-        int result = CALL("cuptiPmSamplingCounterDataGetSampleInfo", sample, SampleInfo, end);
-        if (result != OK)
-            return result;
+    static Record records[2 * MOST_SAMPLES];
+    size_t ready = 0, samples = 0;
+    int result = OK;
+    for (size_t index = 0; index < count && index < MOST_SAMPLES; index++) {
+        SampleInfo sample;
         double values[METRICS] = {0};
-        HostValues evaluate = {.host = state.host, .data = state.data, .nbytes = state.data_nbytes,
-                               .index = index, .names = state.names, .count = state.count,
-                               .values = values};
-        result = CALL("cuptiProfilerHostEvaluateToGpuValues", evaluate, HostValues, values);
+        result = read_sample(index, &sample, values);
         if (result != OK)
-            return result;
+            break;
         if (state.is_first) { /* it reaches from enabling to starting */
             state.is_first = 0;
             if (state.last_end_ns == 0)
                 state.last_end_ns = sample.end;
             continue;
         }
-        if (sample.start > state.last_end_ns + state.every_ns / 10) {
-            if (write_all(records, ready * sizeof(Record)) != 0 || write_gap(sample.start) != 0)
-                return ABSENT;
-            ready = 0;
-        }
+        ready += append_gap(&records[ready], sample.start);
         records[ready++] = record_of(&sample, values);
         state.last_end_ns = sample.end;
-        state.samples++;
-        if (ready == MOST_SAMPLES) {
-            if (write_all(records, sizeof(records)) != 0)
-                return ABSENT;
-            ready = 0;
-        }
+        samples++;
     }
-    return write_all(records, ready * sizeof(Record)) == 0 ? OK : ABSENT;
+    if (write_all(records, ready * sizeof(Record)) != 0)
+        return UNWRITTEN;
+    state.samples += samples;
+    return result;
 }
 
-/* Decode and write what has come; says whether there is more, and whether all has come. */
+/* Decode and write what has come; says whether there is more, and whether all has come.
+ *
+ * Returns OUT_OF_MEMORY where more came than the hardware's buffer holds. */
 static int
 take(int *is_full, int *is_end)
 {
@@ -510,7 +624,13 @@ take(int *is_full, int *is_end)
         return result;
     *is_end = *is_end && info.completed == 0;
     result = write_samples(info.completed);
-    return result != OK ? result : reset_data();
+    if (result == OK)
+        result = reset_data();
+    if (result == OK && decode.overflow && !*is_full) {
+        snprintf(state.problem, sizeof(state.problem), "the hardware's buffer overflowed");
+        result = OUT_OF_MEMORY;
+    }
+    return result;
 }
 
 /* Wait for a time, or until there is nothing left to sample for. */
@@ -525,6 +645,33 @@ rest(int wait_ms, pid_t parent)
         is_over = 1;
 }
 
+/* Stop, and write what is left. */
+static int
+finish(void)
+{
+    int is_full = 0, is_end = 0, is_lost = state.is_lost;
+    int result = of_sampler("cuptiPmSamplingStop");
+    uint64_t stopped_ns = now_ns(CLOCK_REALTIME);
+    uint64_t until_ns = now_ns(CLOCK_MONOTONIC) + DRAIN_NS;
+    for (int empty = 0; result == OK && empty < 3 && now_ns(CLOCK_MONOTONIC) < until_ns;) {
+        uint64_t before = state.samples;
+        result = take(&is_full, &is_end);
+        empty = state.samples > before ? 0 : empty + 1;
+        if (state.samples > before)
+            is_lost = 0;
+        if (result == OUT_OF_MEMORY) {
+            is_lost = 1;
+            result = OK;
+        }
+        if (is_end)
+            break;
+    }
+    Record gap;
+    if (is_lost && append_gap(&gap, stopped_ns) && write_all(&gap, sizeof(gap)) != 0)
+        return UNWRITTEN;
+    return result;
+}
+
 /* Sample until it is over; returns the last result. */
 static int
 sample(pid_t parent)
@@ -535,27 +682,19 @@ sample(pid_t parent)
     while (!is_over) {
         uint64_t before = state.samples;
         int result = take(&is_full, &is_end);
+        if (state.samples > before)
+            state.is_lost = restarts = 0;
         if (result == OUT_OF_MEMORY && restarts++ < MOST_RESTARTS) { /* samples were lost */
+            state.is_lost = 1;
             of_sampler("cuptiPmSamplingStop");
             disable();
             result = begin();
         }
         if (result != OK)
             return result;
-        if (state.samples > before)
-            restarts = 0;
         rest(is_full ? 0 : wait_ms, parent);
     }
-    int result = of_sampler("cuptiPmSamplingStop");
-    uint64_t until_ns = now_ns(CLOCK_MONOTONIC) + DRAIN_NS;
-    for (int empty = 0; result == OK && empty < 3 && now_ns(CLOCK_MONOTONIC) < until_ns;) {
-        uint64_t before = state.samples;
-        result = take(&is_full, &is_end);
-        if (is_end)
-            break;
-        empty = state.samples > before ? 0 : empty + 1;
-    }
-    return result == OUT_OF_MEMORY ? OK : result;
+    return finish();
 }
 
 static void
@@ -577,11 +716,17 @@ main(int count, char **words)
         fprintf(stderr, "usage: _counters LIBRARIES NANOSECONDS FILE\n");
         return 1;
     }
+    fill_standard_files();
     struct sigaction end = {.sa_handler = end_it};
     sigaction(SIGTERM, &end, NULL);
     signal(SIGINT, SIG_IGN); /* a terminal sends it to the parent, too */
     signal(SIGPIPE, SIG_IGN);
+    signal(SIGXFSZ, SIG_IGN); /* write() tells it */
     state.every_ns = strtoull(words[2], NULL, 10);
+    if (state.every_ns == 0) {
+        snprintf(state.problem, sizeof(state.problem), "%s is no interval", words[2]);
+        return refuse("failed");
+    }
     state.file = open(words[3], O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     uint32_t header[4] = {0, 0, sizeof(Record), 0};
     memcpy(header, "GSPMSMP1", 8);
@@ -591,19 +736,25 @@ main(int count, char **words)
     }
     if (load(words[1]) != 0)
         return refuse("libraries");
-    if (initialise_cuda() != 0)
-        return refuse("unsupported");
-    int result = look();
-    if (result == OK)
-        result = begin_largest();
+    int result = check_version();
     if (result != OK)
         return refuse(reason_of(result));
+    if (initialise_cuda() != 0)
+        return refuse("unsupported");
+    result = look();
+    if (result == OK)
+        result = begin_largest();
+    if (result != OK) {
+        explain();
+        return refuse(reason_of(result));
+    }
     printf("ready %d %s busy%s%s\n", state.sms, state.chip, state.set.tensor ? " tensor" : "",
            state.set.dram ? " dram" : "");
     fflush(stdout);
     result = sample(parent);
     if (result != OK)
         printf("failed %s\n", state.problem);
+    fflush(stdout);
     disable();
     end_host();
     printf("ended %llu %llu %llu\n", (unsigned long long)state.samples,

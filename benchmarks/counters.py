@@ -272,8 +272,9 @@ def cost(gpu: Any, turns: int = 8, seconds: float = 0.5) -> Iterator[dict]:
 def long(gpu: Any, seconds: float = 60.0) -> Iterator[dict]:
     """A minute of samples while products run: losses, and what the sampler takes of a core."""
     product = gs.Gemm(gpu, m=2048, n=2048, k=2048, dtype="float16")
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before, free = resource.getrusage(resource.RUSAGE_CHILDREN), cp.cuda.runtime.memGetInfo()[0]
     process = sampler_of(gpu)
+    taken = free - cp.cuda.runtime.memGetInfo()[0]
     start, parts = time.monotonic(), []
     with gpu.create_stream() as stream:
         while time.monotonic() < start + seconds:
@@ -290,7 +291,8 @@ def long(gpu: Any, seconds: float = 60.0) -> Iterator[dict]:
     lost_ms = float((samples["end_ns"] - samples["start_ns"])[is_lost].sum()) / 1e6
     share = (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / took
     yield row(f"samples lost in {seconds:g} s", "0 ms", lost_ms, "ms", met=lost_ms == 0,
-              samples=int((~is_lost).sum()))  # fmt: skip
+              samples=int((~is_lost).sum()), gaps=int(is_lost.sum()))  # fmt: skip
+    yield row("GPU memory that the sampler takes", BESIDE, taken / 2**20, "MiB", met=True)
     yield row("what the sampler takes of a core, every 100 µs", "≤ 0.7", share, "cores",
               met=share <= 0.7)  # fmt: skip
 

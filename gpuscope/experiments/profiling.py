@@ -104,7 +104,7 @@ def profile(
     counters
         True samples hardware counters of the GPU every 100 µs: busy SMs, tensor pipes, bytes read
         and written, as rows of kind ``counter``; a length of time, in seconds or as a text such as
-        ``"20 us"``, samples so often. A process apart does it, which takes half a second to begin.
+        ``"20 us"``, samples so often; those below 50 µs have busy SMs alone. A process apart does it, which takes half a second to begin.
         :func:`gpuscope.analysis.partition_use` says what each partition used. Where there are no
         counters, a note says why.
 

@@ -135,7 +135,7 @@ class LaneColumns:
     @property
     def is_drawn(self) -> list[bool]:
         """Layer → whether there is anything of it."""
-        return [bool((sums > 0).any()) for sums in self.sums[1 : 1 + len(self.facts.layers)]]
+        return _drawn(self.facts, self.sums)
 
     def resampled(self, count: int) -> LaneColumns:
         """Return so many columns of the same window instead."""
@@ -155,6 +155,10 @@ class LaneColumns:
         return texts
 
 
+def _drawn(facts: LaneFacts, quantities: Floats) -> list[bool]:
+    return [bool((values > 0).any()) for values in quantities[1 : 1 + len(facts.layers)]]
+
+
 def _value_words(facts: LaneFacts, means: Sequence[float]) -> str:
     """Say what the means of a column are: as ``counterWords`` of tiles.js."""
     model = ", by model" * facts.by_model
@@ -164,16 +168,16 @@ def _value_words(facts: LaneFacts, means: Sequence[float]) -> str:
             f"{layer} {mean / size:.2f}" for layer, mean in zip(facts.layers, means, strict=True)
         ]
         return f"{' + '.join(parts)} {unit}{model}"
-    told, estimated, between, unused, low, high = means
+    certain, estimated, between, unused, low, high = means
     of = f"of {facts.reach:.0f}"
     if between > 0:
         return f"between {_sms(low)} and {_sms(high)} {of} {unit}{model}"
     if estimated > 0:
-        busy = _sms(told + estimated)
+        busy = _sms(certain + estimated)
         return f"≈ {busy} {of} {unit}, between {_sms(low)} and {_sms(high)}{model}"
-    if told + unused <= 0:
+    if certain + unused <= 0:
         return f"0 {of} {unit}: nothing ran"
-    return f"{_sms(told)} {of} {unit}{model or ', told'}"
+    return f"{_sms(certain)} {of} {unit}{model or ', told'}"
 
 
 def _sms(count: float) -> str:
@@ -197,6 +201,11 @@ class CounterLane:
     starts: Ints
     ends: Ints
     values: Floats
+
+    @property
+    def is_drawn(self) -> list[bool]:
+        """Layer → whether there is anything of it."""
+        return _drawn(self.facts, self.values)
 
     @cached_property
     def _sums(self) -> Floats:
@@ -250,13 +259,13 @@ def _heights(granted: Sequence[float]) -> tuple[dict[float, int], bool]:
 def _of_partitions(
     of: Shares, tall: dict[float, int], *, one_scale: bool, by_model: bool
 ) -> Iterator[CounterLane]:
-    told = np.where(of.is_told, of.busy, 0.0)
+    certain = np.where(of.is_told, of.busy, 0.0)
     is_bounds = np.isnan(of.busy)
     estimated = np.where(is_bounds, of.low, np.where(of.is_told, 0.0, of.busy))
     between = np.where(is_bounds, of.high - of.low, 0.0)
-    unused = np.maximum(0.0, of.granted * of.ran - told - estimated - between)
+    unused = np.maximum(0.0, of.granted * of.ran - certain - estimated - between)
     low, high = (np.where(of.is_told, of.busy, bound) for bound in (of.low, of.high))
-    quantities = np.stack([np.ones_like(told), told, estimated, between, unused, low, high])
+    quantities = np.stack([np.ones_like(certain), certain, estimated, between, unused, low, high])
     for number, (partition, granted) in enumerate(
         zip(of.partitions, of.granted.tolist(), strict=True)
     ):

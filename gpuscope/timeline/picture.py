@@ -42,8 +42,8 @@ class Panel:
 
     def counters(self) -> Iterator[tuple[LanePlace, LaneColumns]]:
         """Yield the lanes of counters in their places."""
-        for place in self.places.counters:
-            yield place, self.scene.counters[place.number]
+        for spot in self.places.counters:
+            yield spot, self.scene.counters[spot.number]
 
     def boxes(self, edges: Array) -> tuple[Boxes, Array, Array]:
         """Return what lanes draw in columns between edges, and the px of tops and bottoms."""

@@ -243,10 +243,10 @@ def _counters(picture: Picture) -> Iterator[Properties]:
     """Yield the layers of lanes of counters: for each a line below, and a fill above it."""
     for panel in picture.panels:
         low_ns, high_ns = panel.scene.window_ns
-        for place, lane in panel.counters():
+        for spot, lane in panel.counters():
             texts = lane.words()
             tops = np.concatenate([np.zeros((1, len(texts))), lane.tops])
-            line = {
+            line: Properties = {
                 "type": "scatter",
                 "mode": "lines",
                 "x0": float(panel.x(low_ns)),
@@ -258,14 +258,14 @@ def _counters(picture: Picture) -> Iterator[Properties]:
                 is_there = above > below
                 if not is_there.any():
                     continue
-                name, shape = escape(how.name), {"width": 0, "shape": "hv", "color": how.fill}
-                low, high = (_stepped(place.bottom - side, np.float32) for side in (below, above))
+                name = escape(how.name)
+                line["line"] = {"width": 0, "shape": "hv", "color": how.fill}
+                low, high = (_stepped(spot.bottom - side, np.float32) for side in (below, above))
                 nothing = {"hoverinfo": "skip", "showlegend": False}
-                yield {**line, "line": shape, "legendgroup": name, "y": low, **nothing}
+                yield {**line, "y": low, "legendgroup": name, **nothing}
                 words = [text * at for text, at in zip(texts, is_there.tolist(), strict=True)]
                 yield {
                     **line,
-                    "line": shape,
                     "y": high,
                     "fill": "tonexty",
                     "fillcolor": how.fill,
@@ -366,7 +366,7 @@ def behind(
 def grants(places: Places) -> list[Properties]:
     """Return the lines at the tops of lanes of counters."""
     line = {"width": 1, "color": style.MUTED}
-    tops = [place.top - 1 for place in places.counters]
+    tops = [spot.top - 1 for spot in places.counters]
     return [style.stripe(y, y, style.WHITE, type="line", line=line) for y in tops]
 
 
@@ -402,7 +402,7 @@ def shares(panel: Panel) -> list[Properties]:
     ]
     font = {"size": 11, "color": style.MUTED}
     reached = [(duration(top), places.lanes[row] + 9) for row, top in tops.items()]
-    reached += [(place.facts.top, place.top + 6) for place in places.counters]
+    reached += [(spot.facts.top, spot.top + 6) for spot in places.counters]
     return notes + [style.heading(f"▔ {top}", y, **right, font=font) for top, y in reached]
 
 
@@ -425,7 +425,7 @@ def ticks_of(places: Places, limit: int | None = None) -> list[tuple[float, str]
     return [
         *zip(places.centres, labels, strict=True),
         *((lane, "calls, by cause") for lane in lanes),
-        *(((place.top + place.bottom) / 2, place.facts.label) for place in places.counters),
+        *(((spot.top + spot.bottom) / 2, spot.facts.label) for spot in places.counters),
     ]
 
 

@@ -291,7 +291,7 @@ class _Drawing:
     def counters(self, panel: Panel, colours: dict[str, str]) -> None:
         """Draw lanes of counters, in columns of this picture's pixels."""
         left, right = (round(self._x(float(panel.x(edge)))) for edge in panel.scene.window_ns)
-        for place, lane in panel.counters():
+        for spot, lane in panel.counters():
             tops = np.rint(lane.resampled(max(1, right - left)).tops).astype(int)
             tall = max(1, int(tops.max()))
             pixels = np.zeros((tall, tops.shape[1], 4), np.uint8)
@@ -300,7 +300,7 @@ class _Drawing:
                 pixels[(up > below) & (up <= above)] = (*style.rgb(how.fill), 255)
                 below = above
             strip = Image.fromarray(pixels)
-            bottom = round(self._y(place.bottom, self._layout["yaxis"]))
+            bottom = round(self._y(spot.bottom, self._layout["yaxis"]))
             self.image.paste(strip, (left, bottom - tall), strip)
 
     def _pattern(self, corners: Sequence[int], cell: Array) -> None:

@@ -83,7 +83,12 @@ def _legend(snapshot: Snapshot, page: Properties) -> Legend:
         legend[bar_class] = {**plotly_parts.bar_look(how, "µs"), "meta": at}
     parts = [PartLook(**how) for how in page["root"]["calls"]["looks"]]
     hatched = [part for part in parts if part.pattern]
-    for part in sorted(hatched, key=lambda part: [*HATCHES].index(part.pattern)):
+    layers: dict[str, PartLook] = {}
+    for layer in (layer for lane in page["counters"] for layer in lane["layers"]):
+        if layer["isDrawn"]:
+            layers.setdefault(layer["name"], PartLook(layer["name"], layer["fill"], ""))
+    parts = sorted(hatched, key=lambda part: [*HATCHES].index(part.pattern))
+    for part in [*parts, *layers.values()]:
         how = Look(
             part.name, part.fill, part.fill, part.fill, part.pattern, escaped=False, lines=()
         )
@@ -146,11 +151,18 @@ def first_layout(snapshot: Snapshot, height: float) -> Properties:
         uniformtext={"minsize": 10, "mode": "hide"},
     )
     layout["margin"]["r"] = plotly_parts.RIGHT
-    layout["margin"]["l"] = _left([track.label for track in snapshot.places.tracks])
+    layout["margin"]["l"] = _left(_labels(snapshot))
     layout["legend"]["maxheight"] = _LEGEND_PX * rows + 14
     layout["autosize"] = True
     layout["modebar"]["remove"] += ["zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"]
     return layout
+
+
+def _labels(snapshot: Snapshot) -> list[str]:
+    """Return the labels that stand at the left; those of lanes of waits are short."""
+    places = snapshot.places
+    lanes = [spot.facts.label for spot in places.counters]
+    return [*(track.label for track in places.tracks), *lanes]
 
 
 def _left(labels: Sequence[str]) -> int:
@@ -166,7 +178,7 @@ def _tracks(snapshot: Snapshot) -> Properties:
     ticks = plotly_parts.ticks_of(places, _LABEL)
     nothing = [] if places.tracks else [plotly_parts.nothing(snapshot.height / 2)]
     return {
-        "margin.l": _left([track.label for track in places.tracks]),
+        "margin.l": _left(_labels(snapshot)),
         "yaxis.range": [snapshot.height, 0],
         "yaxis.tickvals": [at for at, _ in ticks],
         "yaxis.ticktext": [label for _, label in ticks],

@@ -31,6 +31,8 @@ LEAST_PX, USUAL_PX, MOST_PX = 24, 48, 144
 MEMORY_PX = 36
 OVER_PX = 2
 """By so much what is more than granted may reach above a lane."""
+OVER_SMS = 0.5
+"""So many more than granted are said to be more."""
 _FEW = 100.0
 """GB/s: lanes that reach to less do not count in TB/s."""
 
@@ -177,7 +179,8 @@ def _value_words(facts: LaneFacts, means: Sequence[float]) -> str:
         return f"≈ {busy} {of} {unit}, between {_sms(low)} and {_sms(high)}{model}"
     if certain + unused <= 0:
         return f"0 {of} {unit}: nothing ran"
-    return f"{_sms(certain)} {of} {unit}{model or ', told'}"
+    more = ", more than granted" * (certain > facts.reach + OVER_SMS)
+    return f"{_sms(certain)} {of} {unit}{model or ', told'}{more}"
 
 
 def _sms(count: float) -> str:

@@ -83,17 +83,22 @@ def _legend(snapshot: Snapshot, page: Properties) -> Legend:
         legend[bar_class] = {**plotly_parts.bar_look(how, "µs"), "meta": at}
     parts = [PartLook(**how) for how in page["root"]["calls"]["looks"]]
     hatched = [part for part in parts if part.pattern]
-    layers: dict[str, PartLook] = {}
-    for layer in (layer for lane in page["counters"] for layer in lane["layers"]):
-        if layer["isDrawn"]:
-            layers.setdefault(layer["name"], PartLook(layer["name"], layer["fill"], ""))
     parts = sorted(hatched, key=lambda part: [*HATCHES].index(part.pattern))
-    for part in [*parts, *layers.values()]:
+    for part in [*parts, *_layers(page["counters"])]:
         how = Look(
             part.name, part.fill, part.fill, part.fill, part.pattern, escaped=False, lines=()
         )
         legend[Class(part.name, None, is_open=False)] = plotly_parts.bar_look(how, "µs")
     return legend
+
+
+def _layers(lanes: Sequence[Properties]) -> list[PartLook]:
+    """Return how the layers look that lanes of counters draw: the first of each name."""
+    looks: dict[str, PartLook] = {}
+    for layer in (layer for lane in lanes for layer in lane["layers"]):
+        if layer["isDrawn"]:
+            looks.setdefault(layer["name"], PartLook(layer["name"], layer["fill"], ""))
+    return [*looks.values()]
 
 
 def _page(snapshot: Snapshot, fetched: Window, before: DrawnFrame | None) -> Properties:
@@ -133,7 +138,8 @@ def first_layout(snapshot: Snapshot, height: float) -> Properties:
     least, most = _LEGEND_ROWS
     columns = 2 if len(snapshot.tracks.escaped) else 3  # of entries as wide as the widest
     on_gpu = [kind for kind in snapshot.tracks.classes if kind.partition is not None]
-    rows = min(max(-(-len(on_gpu) // columns), least), most)
+    entries = len(on_gpu) + len(_layers(tiles.counters(snapshot)))
+    rows = min(max(-(-entries // columns), least), most)
     axis = style.x_axis(
         "", tickformat=None, tickangle=0, fixedrange=False, ticklabeloverflow="allow"
     )

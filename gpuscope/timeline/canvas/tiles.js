@@ -12,7 +12,7 @@ const FONT = "px system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans
 const HIT_PX = 2, DRAG_PX = 4; // beside what is hit; of a click at most
 const TICK_COLUMNS = 256; // from tick to tick at least, each between a half and a quarter of a pixel
 const OVERVIEW_PX = 34;
-const LEAST_SMS = 1e-6; // what is less is rounding
+const LEAST_SMS = 1e-6, OVER_SMS = 0.5; // what is less is rounding; is not said to be more than granted
 const MOVES = { // by key
   w: { do: "zoom", by: 0.5 }, s: { do: "zoom", by: 2 }, a: { do: "pan", by: -0.25 }, d: { do: "pan", by: 0.25 }, f: { do: "fit" },
 };
@@ -137,7 +137,7 @@ function counterWords({ isMemory, byModel, layers, reach, unit: [unit, size] }, 
   if (between > LEAST_SMS) return `between ${sms(low)} and ${sms(high)} ${of}${model}`;
   if (estimated > LEAST_SMS) return `≈ ${sms(certain + estimated)} ${of}, between ${sms(low)} and ${sms(high)}${model}`;
   if (certain + unused <= LEAST_SMS) return `0 ${of}: nothing ran`;
-  return `${sms(certain)} ${of}${model || ", told"}`;
+  return `${sms(certain)} ${of}${model || ", told"}${certain > reach + OVER_SMS ? ", more than granted" : ""}`;
 }
 
 // Paint what a model's scene says under a plot; `tell` sends a message to the kernel.

@@ -86,9 +86,8 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
     instants = np.nonzero((busy == 0) & (columns.begins[shown_groups] > 0))
     longest = int(np.diff(columns.edges).max())
     unit, bits = max(1, longest >> 31), 16 if longest < 2**16 else 32
-    counters = [sums for lane in scene.counters for sums in lane.sums]
-    if not any(lane.is_there.any() for lane in scene.counters):
-        counters = []
+    is_sampled = any(lane.is_there.any() for lane in scene.counters)
+    quantities = [sums for lane in scene.counters for sums in lane.sums] if is_sampled else []
     arrays = (
         (scene.start_ns - snapshot.zero_ns, np.float64),
         (till, np.float64),
@@ -96,7 +95,7 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
         (name, np.int32),
         *((column, np.float32) for column in tracks.uncertainties(rows)),
         *((side, np.uint32) for side in instants),
-        *((sums / unit, np.float32) for sums in counters),
+        *((sums / unit, np.float32) for sums in quantities),
         (busy // unit, np.uint16 if bits == 16 else np.uint32),
         (np.array(of_group, int)[tracks.group[rows]], np.uint16),
         (tail, np.uint16),
@@ -117,7 +116,7 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
         "unit": unit,
         "bits": bits,
         "instants": len(instants[0]),
-        "counters": len(counters),
+        "counters": len(quantities),
         "groups": [groups[at] for at in shown_groups.tolist()],
         "spans": [float(zoom) if np.isfinite(zoom) else None for zoom in scene.spans_from],
         "marks": [
@@ -161,7 +160,7 @@ def _calls(snapshot: Snapshot, scene: Scene) -> tuple[Properties, bytes]:
     return facts, b"".join(values.astype(kind).tobytes() for values, kind in arrays)
 
 
-def _counters(snapshot: Snapshot) -> list[Properties]:
+def counters(snapshot: Snapshot) -> list[Properties]:
     """Return where lanes of counters are, how they look, and what is said of them.
 
     ``at`` is where the quantities of a lane begin among those of all lanes.
@@ -243,7 +242,7 @@ def page(snapshot: Snapshot, extent: Window, root: Properties | None, *, live: b
         "lane": MARKS_PX,
         "waits": places.lanes,
         "wait": WAITS_PX,
-        "counters": _counters(snapshot),
+        "counters": counters(snapshot),
         "gpu": [track.is_work for track in places.tracks],
         "focus": style.FOCUS,
         "least": LEAST_PX,

@@ -112,6 +112,16 @@ def test_unused_is_what_was_granted_while_it_ran():
     ]  # fmt: skip
 
 
+def test_more_than_granted_is_drawn_and_said():
+    (lane,) = lone([(BUSY, 0, 50_000, 20.0), (BUSY, 50_000, 100_000, 16.4)])
+    columns = lane.columns(ZERO_NS + np.arange(0, 100_001, 50_000))
+    assert columns.means[0].tolist() == [20, 16.4]
+    assert (columns.tops[0] > lane.facts.px).all()
+    assert [text.partition("<br>")[0] for text in columns.words()] == [
+        "20 of 16 SMs, told, more than granted", "16.4 of 16 SMs, told",
+    ]  # fmt: skip
+
+
 def two_at_once(*, level_known: bool) -> Trace:
     """Two kernels beside each other in the second of three samples, in the first one alone each."""
     kernels = [

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpuscope._types import Array
 from gpuscope.timeline import style
+from gpuscope.timeline.counter_lanes import LaneFacts
 from gpuscope.timeline.readings import CLOCK, DOWNLOAD, STACK, STATES, THROTTLED, UPLOAD
 from gpuscope.timeline.style import KIND_STYLES
 from gpuscope.timeline.text import clean
@@ -272,13 +273,26 @@ def partition_label(trace: Trace, partition: str | None, *, ranked: bool = True)
 MARKS_PX = 14
 """Height of a lane for marks."""
 WAITS_PX, LANE_MARGIN = 36, 3
-"""Height of a lane for what calls waited for, and how much of it is free above and below."""
+"""Height of a lane for what calls waited for, and how much of any lane is free above and below."""
 _GPU_PX, _ESCAPED_PX, _FOLDED_PX = 34, 20, (6, 14)
 """Height of a row of the GPU at least, of one with work that escaped, of the folded host."""
 _FOLDED_SHARE = 0.1
 """Of the plot that folded hosts take at most."""
 _PROCESS = 24
 _GAP = 4
+
+
+class LanePlace(NamedTuple):
+    """Where a lane of counters is: its number, what is known of it, and px of its top."""
+
+    number: int
+    facts: LaneFacts
+    top: int
+
+    @property
+    def bottom(self) -> int:
+        """Where it ends, px."""
+        return self.top + self.facts.px
 
 
 @dataclass(frozen=True)
@@ -291,6 +305,8 @@ class Places:
         One a track; a lane for marks lies above the top.
     lanes
         Where a track's lane of waits begins, below it; 0: it has none.
+    counters
+        Lanes of counters, below tracks and their lanes of waits.
     bottom
         Where the last track ends.
     processes
@@ -306,6 +322,7 @@ class Places:
     heights: list[int]
     lines: list[int]
     lanes: list[int]
+    counters: list[LanePlace]
     bottom: int
     processes: list[tuple[str, float]]
     stripes: list[tuple[float, float]]
@@ -321,6 +338,7 @@ class Places:
         *,
         escaped: Collection[int] = (),
         waiting: Collection[int] = (),
+        counted: Mapping[int, Sequence[tuple[int, LaneFacts]]] | None = None,
     ) -> Places:
         """Place tracks that have these numbers of lines for spans that overlap.
 
@@ -330,10 +348,16 @@ class Places:
             Numbers of the tracks with a lane for marks above what they show.
         escaped, waiting
             Numbers of the tracks with work that escaped, and of those with a lane of waits.
+        counted
+            Number of a track → lanes of counters below it, by number.
         """
+        below = counted or {}
         y = top
-        places = cls(tuple(tracks), [], [], list(lines), [], top, [], [], [])
-        heights = _heights(tracks, lines, escaped, waiting)
+        places = cls(tuple(tracks), [], [], list(lines), [], [], top, [], [], [])
+        lanes_px = WAITS_PX * len(waiting) + sum(
+            facts.px + 2 * LANE_MARGIN for lanes in below.values() for _, facts in lanes
+        )
+        heights = _heights(tracks, lines, escaped, lanes_px)
         process, was_host = None, False
         for index, (track, height) in enumerate(zip(tracks, heights, strict=True)):
             if track.process is not None and track.process != process:
@@ -349,6 +373,9 @@ class Places:
             y += height
             places.lanes.append(y if track.number in waiting else 0)
             y += WAITS_PX if track.number in waiting else 0
+            for number, facts in below.get(track.number, ()):
+                places.counters.append(LanePlace(number, facts, y + LANE_MARGIN))
+                y += facts.px + 2 * LANE_MARGIN
             if index % 2 == 0:
                 places.stripes.append((begin, y))
         return replace(places, bottom=y)
@@ -371,16 +398,19 @@ def _heights(
     tracks: Sequence[Track],
     lines: Sequence[int],
     escaped: Collection[int],
-    waiting: Collection[int],
+    lanes_px: int,
 ) -> list[int]:
-    """Return heights of tracks: a name fits into each line, and a folded host stays small."""
+    """Return heights of tracks: a name fits into each line, and a folded host stays small.
+
+    ``lanes_px`` is the height of all lanes below them.
+    """
     heights = []
     for track, count in zip(tracks, lines, strict=True):
         least = _ESCAPED_PX if track.number in escaped else _GPU_PX if track.is_work else 0
         heights.append(max(8 + 18 * count, least))
     hosts = [at for at, track in enumerate(tracks) if track.folded]
     if hosts:
-        rest_px = sum(heights) - sum(heights[at] for at in hosts) + WAITS_PX * len(waiting)
+        rest_px = sum(heights) - sum(heights[at] for at in hosts) + lanes_px
         least, most = _FOLDED_PX
         needed = round(least * len(hosts) / _FOLDED_SHARE) - least * len(hosts)
         heights[0] += max(0, needed - rest_px)  # the GPU's first, where there is little else

@@ -9,6 +9,7 @@ from gpuscope._text import stream_label
 from gpuscope.analysis.part import PartKind
 from gpuscope.telling.explanation import in_words
 from gpuscope.timeline import style
+from gpuscope.timeline.counter_lanes import LaneFacts
 from gpuscope.timeline.labels import Class, partition_label
 from gpuscope.timeline.readings import THROTTLED
 from gpuscope.timeline.text import clean
@@ -125,3 +126,19 @@ def part_look(tracks: Tracks, part: PartClass, colours: dict[str, str]) -> PartL
     who = stream_label(part.stream, 24) if part.stream else ""
     who = who or partition_label(tracks.names, part.partition or None)
     return PartLook(f"{words} ({who})", colour, pattern, who)
+
+
+def layer_looks(lane: LaneFacts, colours: dict[str, str]) -> list[PartLook]:
+    """Return how the layers of a lane of counters look, from the bottom."""
+    colour = style.WHOLE_GPU_COLOUR
+    if lane.partition is not None:
+        colour = colours.get(lane.partition, colour)
+    looks = []
+    for layer in lane.layers:
+        how = style.LAYER_STYLES[layer]
+        name = how.label
+        if lane.by_model:
+            name = name.removesuffix(", told") + ", by model"
+        fill = style.HOST_COLOUR if layer == "unused" else style.tinted(colour, how.strength)
+        looks.append(PartLook(name, fill, ""))
+    return looks

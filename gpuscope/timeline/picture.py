@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,8 +10,9 @@ import numpy as np
 
 from gpuscope._types import Array
 from gpuscope.timeline import style
-from gpuscope.timeline.labels import LANE_MARGIN, WAITS_PX, Class, Places, in_order
-from gpuscope.timeline.look import Look, PartLook, look, part_look
+from gpuscope.timeline.counter_lanes import LaneColumns
+from gpuscope.timeline.labels import LANE_MARGIN, WAITS_PX, Class, LanePlace, Places, in_order
+from gpuscope.timeline.look import Look, PartLook, layer_looks, look, part_look
 from gpuscope.timeline.scene import Scene
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.waiting import Boxes, PartClass, boxes_of
@@ -38,6 +39,11 @@ class Panel:
     def x(self, time_ns: Array | int) -> Array:
         """Return times on the axis."""
         return (np.asarray(time_ns) - self.zero_ns) / self.unit_ns
+
+    def counters(self) -> Iterator[tuple[LanePlace, LaneColumns]]:
+        """Yield the lanes of counters in their places."""
+        for spot in self.places.counters:
+            yield spot, self.scene.counters[spot.number]
 
     def boxes(self, edges: Array) -> tuple[Boxes, Array, Array]:
         """Return what lanes draw in columns between edges, and the px of tops and bottoms."""
@@ -70,6 +76,19 @@ class Picture:
     def looks(self) -> dict[Class, Look]:
         """How classes look, in the order of drawing."""
         return looks_of([panel.scene for panel in self.panels], self.colours)
+
+    @cached_property
+    def layer_looks(self) -> list[PartLook]:
+        """How the layers look that lanes of counters draw: the first of each name."""
+        looks: dict[str, PartLook] = {}
+        for panel in self.panels:
+            for _, lane in panel.counters():
+                for how, is_drawn in zip(
+                    layer_looks(lane.facts, self.colours), lane.is_drawn, strict=True
+                ):
+                    if is_drawn:
+                        looks.setdefault(how.name, how)
+        return [*looks.values()]
 
     @cached_property
     def part_looks(self) -> dict[PartClass, PartLook]:

@@ -11,7 +11,7 @@ from gpuscope.timeline import style
 from gpuscope.timeline.columns import MARK_PX, heights
 from gpuscope.timeline.hatches import ESCAPED, HATCHES, MARKS, TINT
 from gpuscope.timeline.labels import MARKS_PX, WAITS_PX, Class, Places
-from gpuscope.timeline.look import Look, PartLook
+from gpuscope.timeline.look import Look, PartLook, layer_looks
 from gpuscope.timeline.picture import HAZARD, Panel, Picture, arrow_colours
 from gpuscope.timeline.scene import Arrows, Scene
 from gpuscope.timeline.style import Properties
@@ -46,6 +46,7 @@ def traces_of(picture: Picture) -> list[Properties]:
     for panel in panels:
         data += _columns(panel, looks, unit)
     data += _waits(picture)
+    data += _counters(picture)
     seen = set()
     for trace in data:  # a class that has bars and columns has one entry in the legend
         group = trace.setdefault("legendgroup", trace.get("name"))
@@ -238,6 +239,42 @@ def _waits(picture: Picture) -> Iterator[Properties]:
         }
 
 
+def _counters(picture: Picture) -> Iterator[Properties]:
+    """Yield the layers of lanes of counters: for each a line below, and a fill above it."""
+    for panel in picture.panels:
+        low_ns, high_ns = panel.scene.window_ns
+        for spot, lane in panel.counters():
+            texts = lane.words()
+            tops = np.concatenate([np.zeros((1, len(texts))), lane.tops])
+            line: Properties = {
+                "type": "scatter",
+                "mode": "lines",
+                "x0": float(panel.x(low_ns)),
+                "dx": (high_ns - low_ns) / len(texts) / panel.unit_ns,
+            }
+            for below, above, how in zip(
+                tops[:-1], tops[1:], layer_looks(lane.facts, picture.colours), strict=True
+            ):
+                is_there = above > below
+                if not is_there.any():
+                    continue
+                name = escape(how.name)
+                line["line"] = {"width": 0, "shape": "hv", "color": how.fill}
+                low, high = (_stepped(spot.bottom - side, np.float32) for side in (below, above))
+                nothing = {"hoverinfo": "skip", "showlegend": False}
+                yield {**line, "y": low, "legendgroup": name, **nothing}
+                words = [text * at for text, at in zip(texts, is_there.tolist(), strict=True)]
+                yield {
+                    **line,
+                    "y": high,
+                    "fill": "tonexty",
+                    "fillcolor": how.fill,
+                    "name": name,
+                    "hoverinfo": "text",
+                    "text": [*words, words[-1]],
+                }
+
+
 # -- marks and arrows -------------------------------------------------------------------------
 def mark_points(panel: Panel, what: str) -> Properties:
     """Return where marks stand; ``customdata`` holds for how many each stands."""
@@ -326,6 +363,13 @@ def behind(
     ]
 
 
+def grants(places: Places) -> list[Properties]:
+    """Return the lines at the tops of lanes of counters."""
+    line = {"width": 1, "color": style.MUTED}
+    tops = [spot.top - 1 for spot in places.counters]
+    return [style.stripe(y, y, style.WHITE, type="line", line=line) for y in tops]
+
+
 def missing(panel: Panel) -> tuple[list[Properties], list[Properties]]:
     """Return shapes and annotations of breaks of the recording, and of where rows are lost."""
     shapes, annotations = [], []
@@ -357,10 +401,9 @@ def shares(panel: Panel) -> list[Properties]:
         if text
     ]
     font = {"size": 11, "color": style.MUTED}
-    return notes + [
-        style.heading(f"▔ {duration(top)}", places.lanes[row] + 9, **right, font=font)
-        for row, top in tops.items()
-    ]
+    reached = [(duration(top), places.lanes[row] + 9) for row, top in tops.items()]
+    reached += [(spot.facts.top, spot.top + 6) for spot in places.counters]
+    return notes + [style.heading(f"▔ {top}", y, **right, font=font) for top, y in reached]
 
 
 def headings(places: Places) -> list[Properties]:
@@ -376,12 +419,13 @@ def nothing(y: float) -> Properties:
 
 
 def ticks_of(places: Places, limit: int | None = None) -> list[tuple[float, str]]:
-    """Return the labels of tracks and of lanes of waits, and where they stand."""
+    """Return the labels of tracks and of the lanes below them, and where they stand."""
     lanes = [lane + WAITS_PX / 2 for lane in places.lanes if lane]
     labels = [escape(track.label, limit) for track in places.tracks]
     return [
         *zip(places.centres, labels, strict=True),
         *((lane, "calls, by cause") for lane in lanes),
+        *(((spot.top + spot.bottom) / 2, spot.facts.label) for spot in places.counters),
     ]
 
 

@@ -21,7 +21,7 @@ from gpuscope.timeline.alternative import table_of
 from gpuscope.timeline.columns import MARK_PX, edges_of, heights, resampled, step_of
 from gpuscope.timeline.hatches import CELL, ESCAPED, HATCHES, MARKS, TINT
 from gpuscope.timeline.labels import MARKS_PX, Class
-from gpuscope.timeline.look import Look, PartLook
+from gpuscope.timeline.look import Look, PartLook, layer_looks
 from gpuscope.timeline.picture import Panel, Picture, arrow_colours
 from gpuscope.timeline.plotly_parts import MARGIN
 from gpuscope.timeline.scene import Arrows
@@ -107,12 +107,14 @@ def png(drawn: StaticFigure | Picture, *, dark: bool = False) -> bytes:
         drawing.columns(panel, picture.looks)
         drawing.bars(panel, picture.looks)
         drawing.waits(panel, picture.part_looks)
+        drawing.counters(panel, picture.colours)
     for panel in picture.panels:
         drawing.marks(panel)
         drawing.arrows(panel, panel.scene.waits)
         drawing.arrows(panel, panel.scene.hazards, dotted=True)
     cells = {how.name: _cell(how) for how in picture.looks.values()}
     cells |= {how.name: _cell(how, TINT) for how in picture.part_looks.values()}
+    cells |= {how.name: _cell(how) for how in picture.layer_looks}
     arrows = arrow_colours(panel.scene for panel in picture.panels)
     drawing.words(cells | {name: _plain_cell(colour) for name, colour in arrows.items()})
     file = io.BytesIO()
@@ -285,6 +287,21 @@ class _Drawing:
         cells = [_cell(looks[part], TINT) for part in waiting.classes]
         for number, *corners in zip(waiting.look[boxes.part].tolist(), x0, y0, x1, y1, strict=True):
             self._pattern(corners, cells[number])
+
+    def counters(self, panel: Panel, colours: dict[str, str]) -> None:
+        """Draw lanes of counters, in columns of this picture's pixels."""
+        left, right = (round(self._x(float(panel.x(edge)))) for edge in panel.scene.window_ns)
+        for spot, lane in panel.counters():
+            tops = np.rint(lane.resampled(max(1, right - left)).tops).astype(int)
+            tall = max(1, int(tops.max()))
+            pixels = np.zeros((tall, tops.shape[1], 4), np.uint8)
+            up, below = np.arange(tall, 0, -1)[:, None], np.zeros_like(tops[0])
+            for above, how in zip(tops, layer_looks(lane.facts, colours), strict=True):
+                pixels[(up > below) & (up <= above)] = (*style.rgb(how.fill), 255)
+                below = above
+            strip = Image.fromarray(pixels)
+            bottom = round(self._y(spot.bottom, self._layout["yaxis"]))
+            self.image.paste(strip, (left, bottom - tall), strip)
 
     def _pattern(self, corners: Sequence[int], cell: Array) -> None:
         """Fill a rectangle, at least 1 px wide, with what a square repeats."""

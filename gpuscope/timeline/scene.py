@@ -16,6 +16,7 @@ import numpy as np
 from gpuscope._types import Array, Bools
 from gpuscope.errors import InvalidArgument
 from gpuscope.timeline.columns import Columns, MarkColumns, columns_of, marks, spans_from
+from gpuscope.timeline.counter_lanes import LaneColumns
 from gpuscope.timeline.index import OPEN_NS, Index
 from gpuscope.timeline.labels import Class, Track, busiest, folded
 from gpuscope.timeline.tracks import Tracks
@@ -143,7 +144,7 @@ class Scene:
     def alone(self) -> Scene:
         """Return the same without the rows that it does not show: pictures may outlive these."""
         seen = ("columns", "classes", "place", "is_open", "lanes", "depth", "waits", "hazards")
-        for name in (*seen, "waiting"):
+        for name in (*seen, "waiting", "counters"):
             getattr(self, name)  # computed now, and kept below
         nothing = np.zeros(0, np.int64)
         names = self.tracks.coded["name"]
@@ -154,6 +155,7 @@ class Scene:
             escaped=nothing,
             waits=WaitColumns.none(),
             calls=None,
+            counters=(),
             _columns={},
         )
         scene = replace(self, tracks=tracks, rows=np.arange(len(self.rows)))
@@ -192,6 +194,11 @@ class Scene:
     def waiting(self) -> Waiting:
         """What calls waited for, in the lanes below their tracks."""
         return waiting_of(self.tracks, self.shown, self.window_ns, self.columns.edges)
+
+    @cached_property
+    def counters(self) -> tuple[LaneColumns, ...]:
+        """The columns of each lane of counters."""
+        return tuple(lane.columns(self.columns.edges) for lane in self.tracks.counters)
 
     def marks(self, columns: int) -> dict[str, MarkColumns]:
         """Return what is marked above tracks: escapes, and works of hazards, where they start.

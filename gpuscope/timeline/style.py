@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from gpuscope.timeline.counter_lanes import Layer
 from gpuscope.timeline.readings import CLOCK, DOWNLOAD, STACK, STATES, THROTTLED, UPLOAD
 from gpuscope.trace.model import Trace
 
@@ -91,6 +92,18 @@ KIND_STYLES = {
     THROTTLED: KindStyle("throttled, SM clock and power"),
 }
 """The kinds that a timeline draws."""
+
+
+LAYER_STYLES: dict[Layer, KindStyle] = {
+    "told": KindStyle("SMs busy, told"),
+    "estimated": KindStyle("SMs busy, estimated, or at least", strength=0.5),
+    "between": KindStyle("SMs busy at most", strength=0.25),
+    "unused": KindStyle("SMs granted, not used while it ran"),
+    "read": KindStyle("DRAM read"),
+    "written": KindStyle("DRAM written", strength=0.5),
+    "read and written": KindStyle("DRAM read and written"),
+}
+"""The layers of lanes of counters."""
 
 
 def colours_of(names: Iterable[str]) -> dict[str, str]:

@@ -207,8 +207,9 @@ def _picture(
     looks = looks_of(scenes, colours)
     escaped = any(how.escaped for how in looks.values())
     parts = {part for scene in scenes for part in scene.waiting.classes}
-    entries = len(looks) + len(parts) + len(arrow_colours(scenes))
-    rows = -(-entries // (2 if escaped or parts else 3))
+    layers = Picture(tuple(panels), colours, unit, {}).layer_looks
+    entries = len(looks) + len(parts) + len(layers) + len(arrow_colours(scenes))
+    rows = -(-entries // (2 if escaped or parts or layers else 3))
     layout = style.base_layout(
         escape(title, 90) + suffix,
         notes,
@@ -254,7 +255,7 @@ def _placed(
         panels.append(panel)
         bands, labels = plotly_parts.missing(panel)
         annotations += plotly_parts.headings(places) + plotly_parts.shares(panel) + labels
-        shapes += plotly_parts.behind(places) + bands
+        shapes += plotly_parts.behind(places) + plotly_parts.grants(places) + bands
         y = places.bottom
         if not places.tracks:
             annotations.append(plotly_parts.nothing(y + _EMPTY_BAND / 2))

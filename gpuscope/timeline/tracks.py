@@ -13,6 +13,7 @@ import pyarrow as pa
 from gpuscope._types import Array
 from gpuscope.timeline.calls import TrackedCalls
 from gpuscope.timeline.columns import Missing, Row, missing_in, seen_in
+from gpuscope.timeline.counter_lanes import CounterLane, LaneFacts, counter_lanes
 from gpuscope.timeline.grown import Coded, Grown
 from gpuscope.timeline.index import OPEN_NS, Index
 from gpuscope.timeline.labels import LAYOUT, Class, Places, Track, in_order, labelled
@@ -28,6 +29,8 @@ from gpuscope.trace.tracks import Group, TrackKey
 MOST_STREAMS = 16
 """Streams that have colours of their own, where a trace has no partitions."""
 _INSTANTS = ("mark", "event")
+_COUNTER = "counter"
+"""The kind of rows that lanes show; those of clocks and power are bars."""
 _MOST_SAMPLES = 1 << 32
 _CODED = (
     "kind",
@@ -90,6 +93,8 @@ class Tracks:
         Which rows waited for which, by events and in collectives.
     calls
         What calls waited for; ``None`` while rows still come.
+    counters
+        Lanes of counters; none while rows still come.
     """
 
     names: Trace
@@ -105,6 +110,7 @@ class Tracks:
     _keys: dict[TrackKey, int]
     _sole_process: int | None
     calls: TrackedCalls | None = None
+    counters: tuple[CounterLane, ...] = ()
 
     @classmethod
     def of(cls, trace: Trace) -> Tracks:
@@ -129,7 +135,8 @@ class Tracks:
             None,
         )
         tracks = empty.extended(trace.spans, trace.edges, named(trace).metadata)
-        return replace(tracks, calls=TrackedCalls(trace, tracks.track))
+        lanes = counter_lanes(trace) if _COUNTER in tracks.elsewhere() else ()
+        return replace(tracks, calls=TrackedCalls(trace, tracks.track), counters=lanes)
 
     def __len__(self) -> int:
         """Rows, also those that are not drawn."""
@@ -229,7 +236,31 @@ class Tracks:
 
     def placed(self, rows: Sequence[Track], lines: Sequence[int], top: int = 4) -> Places:
         """Place rows one under the other."""
-        return Places.of(rows, lines, self.marked, top, escaped=self.narrow, waiting=self.waiting)
+        return Places.of(
+            rows,
+            lines,
+            self.marked,
+            top,
+            escaped=self.narrow,
+            waiting=self.waiting,
+            counted=self._counted(rows),
+        )
+
+    def _counted(self, rows: Sequence[Track]) -> dict[int, list[tuple[int, LaneFacts]]]:
+        """Return the lanes below rows: below a partition's first, memory's below a GPU's last."""
+        device_of = {number: key.device for key, number in self._keys.items()}
+        work = [row for row in rows if row.group == Group.STREAM]
+        below: dict[int, list[tuple[int, LaneFacts]]] = {}
+        for number, lane in enumerate(self.counters):
+            facts = lane.facts
+            on_device = [row for row in work if device_of[row.number] == facts.device]
+            if facts.is_memory:
+                homes = on_device[-1:]
+            else:
+                homes = [row for row in on_device if row.partition == facts.partition][:1]
+            for row in homes:
+                below.setdefault(row.number, []).append((number, facts))
+        return below
 
     @property
     def ids(self) -> Array:
@@ -277,7 +308,7 @@ class Tracks:
         return {
             str(kind): count
             for kind, count in zip(kinds.values, counts, strict=True)
-            if count and kind not in (*KIND_STYLES, BESIDE)
+            if count and kind not in (*KIND_STYLES, BESIDE, *([_COUNTER] if self.counters else []))
         }
 
     def extended(self, spans: pa.Table, edges: pa.Table, metadata: TraceMetadata) -> Tracks:
@@ -357,6 +388,7 @@ class Tracks:
             _keys=keys,
             _sole_process=sole,
             calls=None,
+            counters=(),
         )
 
 

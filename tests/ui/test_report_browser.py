@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import re
+
+import numpy as np
 import pytest
+import rule
+from counted_traces import random_trace
 from jupyter_lab import check_accessibility, eventually, walk
 
 import gpuscope as gs
 from gpuscope import report as reports
 from gpuscope._text import percent
 from gpuscope.report import html_report
+from gpuscope.timeline.canvas.state import TimelineState
+from gpuscope.timeline.counter_lanes import counter_lanes
 from gpuscope.timeline.extent import whole_ns
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.timeline.words import shares_of
@@ -314,3 +322,46 @@ def test_a_change_of_theme_redraws_the_figures(report, browser_page):
         "() => { const tick = document.querySelector('.xtick text');"
         " return tick && getComputedStyle(tick).fill === 'rgb(230, 234, 238)'; }"
     )
+
+
+@pytest.mark.parametrize("keys", ["f", "www", "wwwwwddd"])
+def test_lanes_of_counters_are_as_high_as_the_means_of_samples(browser_page, tmp_path, keys):
+    trace = random_trace(1)
+    path = reports.trace_report(trace, tmp_path / "t.html")
+    data = re.search('<script type="application/json">(.*?)</script>', path.read_text("utf-8"))
+    layout = json.loads(data[1])["layouts"][0]
+    zero_ns = TimelineState(trace, None).zero_ns
+    browser_page.set_viewport_size({"width": 1280, "height": 1000})
+    browser_page.goto(path.as_uri())
+    browser_page.evaluate(rule.WATCH)
+    browser_page.wait_for_function(f"() => ({PAINTED})() > 1000")
+    for key in keys:
+        browser_page.locator(".timeline .svg-container").press(key)
+    browser_page.wait_for_function("() => window.canvas_frames.at(-1)?.missing === 0")
+    low, high, wide = browser_page.evaluate("""() => {
+        const { low, high } = window.canvas_frames.at(-1);
+        return [low, high, document.querySelector('.gpuscope-tiles').width - SHARES_PX];
+    }""")
+    edges = zero_ns + np.rint(np.linspace(low, high, wide + 1)).astype(np.int64)
+    scale = layout["height"] / layout["scene"]["height"]
+    facts, lanes = layout["scene"]["counters"], counter_lanes(trace)
+    assert len(facts) == len(lanes)
+    places = [[round(lane["top"] * scale), round(lane["tall"] * scale), wide] for lane in facts]
+    colours = [[layer["fill"] for layer in lane["layers"]] for lane in facts]
+    drawn = browser_page.evaluate(
+        rule.DRAWN, [[*place, *fills] for place, fills in zip(places, colours, strict=True)]
+    )
+    by_top = {lane.facts.partition: lane for lane in lanes}
+    for fact, (_, px, _), painted in zip(facts, places, drawn, strict=True):
+        partition = None if fact["isMemory"] else {16: "a", 32: "b", 84: "c"}[fact["reach"]]
+        lane = by_top[partition]
+        columns = lane.columns(edges)
+        tops = columns.tops * px / lane.facts.px
+        heights = np.cumsum(np.array(painted), axis=0)
+        near = np.stack([tops[:, :-2], tops[:, 1:-1], tops[:, 2:]])  # a step may fall in a column
+        assert (heights[:, 1:-1] >= near.min(axis=0) - 1).all()
+        assert (heights[:, 1:-1] <= near.max(axis=0) + 1).all()
+        assert np.abs(heights.mean(axis=1) - tops.mean(axis=1)).max() < 1
+        is_blank = ~columns.is_there
+        inside = is_blank[:-2] & is_blank[1:-1] & is_blank[2:]
+        assert heights[-1, 1:-1][inside].max(initial=0) == 0

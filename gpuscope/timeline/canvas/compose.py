@@ -83,12 +83,22 @@ def _legend(snapshot: Snapshot, page: Properties) -> Legend:
         legend[bar_class] = {**plotly_parts.bar_look(how, "µs"), "meta": at}
     parts = [PartLook(**how) for how in page["root"]["calls"]["looks"]]
     hatched = [part for part in parts if part.pattern]
-    for part in sorted(hatched, key=lambda part: [*HATCHES].index(part.pattern)):
+    parts = sorted(hatched, key=lambda part: [*HATCHES].index(part.pattern))
+    for part in [*parts, *_layers(page["counters"])]:
         how = Look(
             part.name, part.fill, part.fill, part.fill, part.pattern, escaped=False, lines=()
         )
         legend[Class(part.name, None, is_open=False)] = plotly_parts.bar_look(how, "µs")
     return legend
+
+
+def _layers(lanes: Sequence[Properties]) -> list[PartLook]:
+    """Return how the layers look that lanes of counters draw: the first of each name."""
+    looks: dict[str, PartLook] = {}
+    for layer in (layer for lane in lanes for layer in lane["layers"]):
+        if layer["isDrawn"]:
+            looks.setdefault(layer["name"], PartLook(layer["name"], layer["fill"], ""))
+    return [*looks.values()]
 
 
 def _page(snapshot: Snapshot, fetched: Window, before: DrawnFrame | None) -> Properties:
@@ -128,7 +138,8 @@ def first_layout(snapshot: Snapshot, height: float) -> Properties:
     least, most = _LEGEND_ROWS
     columns = 2 if len(snapshot.tracks.escaped) else 3  # of entries as wide as the widest
     on_gpu = [kind for kind in snapshot.tracks.classes if kind.partition is not None]
-    rows = min(max(-(-len(on_gpu) // columns), least), most)
+    entries = len(on_gpu) + len(_layers(tiles.counters(snapshot)))
+    rows = min(max(-(-entries // columns), least), most)
     axis = style.x_axis(
         "", tickformat=None, tickangle=0, fixedrange=False, ticklabeloverflow="allow"
     )
@@ -146,11 +157,18 @@ def first_layout(snapshot: Snapshot, height: float) -> Properties:
         uniformtext={"minsize": 10, "mode": "hide"},
     )
     layout["margin"]["r"] = plotly_parts.RIGHT
-    layout["margin"]["l"] = _left([track.label for track in snapshot.places.tracks])
+    layout["margin"]["l"] = _left(_labels(snapshot))
     layout["legend"]["maxheight"] = _LEGEND_PX * rows + 14
     layout["autosize"] = True
     layout["modebar"]["remove"] += ["zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"]
     return layout
+
+
+def _labels(snapshot: Snapshot) -> list[str]:
+    """Return the labels that stand at the left; those of lanes of waits are short."""
+    places = snapshot.places
+    lanes = [spot.facts.label for spot in places.counters]
+    return [*(track.label for track in places.tracks), *lanes]
 
 
 def _left(labels: Sequence[str]) -> int:
@@ -166,7 +184,7 @@ def _tracks(snapshot: Snapshot) -> Properties:
     ticks = plotly_parts.ticks_of(places, _LABEL)
     nothing = [] if places.tracks else [plotly_parts.nothing(snapshot.height / 2)]
     return {
-        "margin.l": _left([track.label for track in places.tracks]),
+        "margin.l": _left(_labels(snapshot)),
         "yaxis.range": [snapshot.height, 0],
         "yaxis.tickvals": [at for at, _ in ticks],
         "yaxis.ticktext": [label for _, label in ticks],

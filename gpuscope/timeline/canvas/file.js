@@ -15,7 +15,8 @@ async function showTimeline(root, isLinked) {
   const calls = readCalls(spans.calls, await unpacked(spans.calls.data));
   const inDark = matchMedia("(prefers-color-scheme: dark)");
   let layout = null, painted = null, height = 0;
-  const make = tileServer(spans, groups, calls, () => layout.labels.length);
+  const counters = readCounters(spans.counters, await unpacked(spans.counters.data));
+  const make = tileServer(spans, groups, calls, counters, () => layout.labels.length);
   // Put the rows where a layout has them: those of the host as one, or each.
   const place = (which) => {
     layout = spans.layouts[which];
@@ -112,9 +113,13 @@ async function showTimeline(root, isLinked) {
       xaxis: { range: [low / 1e3, high / 1e3], title: { text: "" }, ...xaxis, _length: wide, _offset: left },
     };
     const scale = height / scene.height;
-    labels.replaceChildren(...layout.labels.map((text, row) => {
+    const labelled = [
+      ...layout.labels.map((text, row) => [text, scene.tops[row], scene.heights[row]]),
+      ...scene.counters.map(({ label, top, tall }) => [label, top, tall]),
+    ];
+    labels.replaceChildren(...labelled.map(([text, top, tall]) => {
       const label = h("div", { class: "track", title: text }, text);
-      lay(label, { top: scene.tops[row] * scale, lineHeight: scene.heights[row] * scale, width: left - 8 });
+      lay(label, { top: top * scale, lineHeight: tall * scale, width: left - 8 });
       return label;
     }));
     for (const node of [title, axis]) lay(node, { marginLeft: left });
@@ -283,7 +288,9 @@ async function showTimeline(root, isLinked) {
     } }, swatchOf(look), ` ${look.name}`);
     return name;
   });
-  const waits = calls.looks.filter(({ pattern }) => pattern).map((look) => h("span", {}, swatchOf(look, LOOKS.tint), ` ${look.name}`));
+  const layers = painted.counters.flatMap((lane) => lane.layers.filter(({ isDrawn }) => isDrawn));
+  const distinct = layers.filter(({ name }, n) => layers.findIndex((layer) => layer.name === name) === n);
+  const waits = [...calls.looks.filter(({ pattern }) => pattern), ...distinct].map((look) => h("span", {}, swatchOf(look, LOOKS.tint), ` ${look.name}`));
   const classes = h("div", { class: "classes" }), parts = h("div", { class: "classes" }, ...waits);
   holder.append(labels, outline);
   root.replaceChildren(tools, h("div", { class: "gpuscope-timeline-bar" }), holder, axis, title, parts, classes, dock);

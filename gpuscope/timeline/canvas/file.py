@@ -41,8 +41,9 @@ SCRIPT = "\n".join(
 )
 """What draws the timelines of a page."""
 STYLE = Path(__file__).with_name("file.css").read_text("utf-8")
-MOST_SPANS, MOST_CALLS = 1_000_000, 30_000
-"""Spans of a timeline in a file at most; and calls with the parts of their time."""
+MOST_SPANS, MOST_CALLS, MOST_STEPS = 1_000_000, 30_000, 20_000
+"""Spans of a timeline in a file at most; calls with the parts of their time; steps of a lane."""
+_THOUSANDTHS = 1000
 _REST = 1024
 """Columns of the time of which a file has not all spans."""
 _LONGEST = 120
@@ -105,6 +106,10 @@ def timeline_html(
             f"Of {left_out + len(rows):,} spans, {left_out:,} are in columns of busy time, hatched;"
             " busy shares are of all."
         )
+    merged = [lane for lane in facts["counters"]["lanes"] if lane["steps"] < lane["of"]]
+    if merged:
+        steps, samples = (max(lane[of] for lane in merged) for of in ("steps", "of"))
+        notes.append(f"Lanes of counters have {steps:,} means of {samples:,} samples.")
     above = f"<p>{html.escape(' '.join(notes))}</p>" if notes else ""
     return (
         f'{above}<div class="timeline" data-timeline>'
@@ -188,6 +193,7 @@ def packed(snapshot: Snapshot) -> tuple[Properties, Array]:
         "planes": planes,
         "data": _compressed(data),
         "calls": _packed_calls(snapshot, rows),
+        "counters": _packed_counters(snapshot),
         "codes": [
             [int(name[at]), int(tail[at]), float(later[at]), float(earlier[at])]
             for at in first.tolist()
@@ -306,6 +312,24 @@ def _packed_calls(snapshot: Snapshot, rows: Array) -> Properties:
             for count in [len(calls.row[calls.of(number)])]
         ],
     }
+
+
+def _packed_counters(snapshot: Snapshot) -> Properties:
+    """Return the steps of lanes of counters: of each lane columns in ``data``, one after the other.
+
+    Of a step how long after the end of the step before it begins, its length, and its quantities in
+    thousandths. Of more than :data:`MOST_STEPS`, steps are even columns of all time.
+    """
+    lanes, data = [], b""
+    for whole in snapshot.tracks.counters:
+        lane = whole.within(MOST_STEPS)
+        since = lane.starts - np.r_[snapshot.zero_ns, lane.ends[:-1]]
+        values = np.rint(_THOUSANDTHS * lane.values).astype(np.int64)
+        columns = (since, lane.ends - lane.starts, *values)
+        planes = [_planes_of(column) for column in columns]
+        lanes.append({"steps": len(since), "of": len(whole.starts), "planes": planes})
+        data += b"".join(map(_planes, columns, planes))
+    return {"lanes": lanes, "size": _THOUSANDTHS, "data": _compressed(data)}
 
 
 def _compressed(data: bytes) -> str:

@@ -87,6 +87,32 @@ function readRest({ from, column, columns, planes }, bytes) {
   });
 }
 
+// Return the quantities of the lanes of counters that file.py packed: steps, each quantity by ns, and the
+// sums before each step.
+function readCounters({ lanes, size }, bytes) {
+  let at = 0;
+  return lanes.flatMap(({ steps, planes }) => {
+    let columns;
+    [columns, at] = readColumns(bytes, at, planes, steps);
+    const [start, length, ...quantities] = columns, end = new Float64Array(steps);
+    for (let n = 0; n < steps; n++) {
+      if (n) start[n] += end[n - 1];
+      end[n] = start[n] + length[n];
+    }
+    return quantities.map((values) => {
+      const sums = new Float64Array(steps + 1);
+      for (let n = 0; n < steps; n++) sums[n + 1] = sums[n] + (values[n] / size) * length[n];
+      return { start, end, sums, value: values.map((value) => value / size) };
+    });
+  });
+}
+
+// Return the sum of a quantity before a time.
+function sumUpTo({ start, end, sums, value }, time) {
+  const at = bound(start, time, true);
+  return sums[at] - (at && end[at - 1] > time ? (end[at - 1] - time) * value[at - 1] : 0);
+}
+
 // Return the union of intervals that cover anything: starts, ends, and the ns before each.
 function unionOf(starts, ends) {
   const busy = [[], [], [0]];
@@ -115,7 +141,7 @@ function busyUpTo([from, till, before, rest], time) {
 
 // Return what makes the tile of a stretch of time, with its arrays. Groups and lanes of calls say at
 // which `place` they are now, of how many `rows`.
-function tileServer(spans, groups, calls, rows) {
+function tileServer(spans, groups, calls, counters, rows) {
   const inside = ({ start, end, reach }, low, high) => {
     const found = [], last = bound(start, high);
     for (let n = Math.min(bound(start, low), bound(reach, low, true)); n < last; n++)
@@ -152,6 +178,10 @@ function tileServer(spans, groups, calls, rows) {
       const sums = edges.map(upTo);
       return sums.slice(1).map((sum, n) => sum - sums[n]);
     });
+  };
+  const countersIn = (low, wide, columns) => {
+    const sums = counters.map((quantity) => Float64Array.from({ length: columns + 1 }, (_, n) => sumUpTo(quantity, low + n * wide)));
+    return sums.map((before) => before.subarray(1).map((sum, n) => sum - before[n]));
   };
   // Return the calls that lanes draw of a stretch: as `waiting_of` of waiting.py.
   const callsIn = (low, wide, columns) => {
@@ -209,6 +239,7 @@ function tileServer(spans, groups, calls, rows) {
     const code = (at) => bars.map(([group, n]) => spans.codes[group.code[n]][at]);
     return {
       low, high, columns, unit: 1, count: bars.length, instants: instants.length, calls: callsIn(low, wide, columns),
+      counters: counters.length, ofCounters: countersIn(low, wide, columns),
       groups: seen.map(([{ place, kind }]) => [place, kind]), spans: from, names: spans.names, tails: spans.tails,
       start: of("start"), end: of("end"), row: bars.map(([group, n]) => group.row + n), line: of("line"),
       kind: ofGroup("kind"), place: ofGroup("place"), name: code(0), tail: code(1), later: code(2), earlier: code(3),

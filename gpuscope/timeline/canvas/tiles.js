@@ -12,13 +12,14 @@ const FONT = "px system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans
 const HIT_PX = 2, DRAG_PX = 4; // beside what is hit; of a click at most
 const TICK_COLUMNS = 256; // from tick to tick at least, each between a half and a quarter of a pixel
 const OVERVIEW_PX = 34;
+const LEAST_SMS = 1e-6, OVER_SMS = 0.5; // what is less is rounding; is not said to be more than granted
 const MOVES = { // by key
   w: { do: "zoom", by: 0.5 }, s: { do: "zoom", by: 2 }, a: { do: "pan", by: -0.25 }, d: { do: "pan", by: 0.25 }, f: { do: "fit" },
 };
 const UNITS = [["s", 1e9], ["ms", 1e6], ["µs", 1e3], ["ns", 1]];
 
 // Return the arrays of a tile, in the order in which tiles.py writes them.
-function arraysOf({ count, columns, instants, groups, bits, calls }, data) {
+function arraysOf({ count, columns, instants, counters, groups, bits, calls }, data) {
   const bytes = data.buffer.slice(data.byteOffset, data.byteOffset + data.byteLength);
   let at = 0;
   const take = (Kind, many) => {
@@ -30,6 +31,7 @@ function arraysOf({ count, columns, instants, groups, bits, calls }, data) {
   const arrays = {
     ...all(count, { start: Float64Array, end: Float64Array, row: Int32Array, name: Int32Array, later: Float32Array, earlier: Float32Array }),
     ...all(instants, { instantGroup: Uint32Array, instantColumn: Uint32Array }),
+    ofCounters: Array.from({ length: counters }, () => take(Float32Array, columns)),
     busy: groups.map(() => take(bits === 16 ? Uint16Array : Uint32Array, columns)),
     ...all(count, { kind: Uint16Array, tail: Uint16Array, place: Uint8Array, line: Uint8Array }),
   };
@@ -81,10 +83,11 @@ function ticksIn(low, high, length, most) {
   return { tickvals, ticktext, title: `time since ${since} (${unit})` };
 }
 
-// Return how long a group was busy before each column of a tile, in ns: summed when it is painted.
+// Return how long a group was busy before each column of a tile, in ns, or after the groups the sums of a
+// quantity of lanes of counters: summed when it is painted.
 function sumsOf(tile, group) {
   if (!tile.before[group]) {
-    const busy = tile.busy[group], sums = new Float64Array(tile.columns + 1);
+    const busy = tile.busy[group] ?? tile.ofCounters[group - tile.groups.length], sums = new Float64Array(tile.columns + 1);
     for (let n = 0; n < tile.columns; n++) sums[n + 1] = sums[n] + busy[n] * tile.unit;
     tile.before[group] = sums;
   }
@@ -124,6 +127,17 @@ function percentOf(share) {
   if (share > 0 && share < 1e-4) return "below 0.01 %";
   const text = `${Number((100 * share).toPrecision(3))} %`;
   return text === "100 %" && share < 1 ? "just under 100 %" : text;
+}
+
+// Say what the means of a lane of counters are: as `_value_words` of counter_lanes.py.
+function counterWords({ isMemory, byModel, layers, reach, unit: [unit, size] }, means) {
+  const model = byModel ? ", by model" : "", sms = (count) => count.toFixed(1).replace(/\.0$/, "");
+  if (isMemory) return `${layers.map(({ what }, n) => `${what} ${(means[n] / size).toFixed(2)}`).join(" + ")} ${unit}${model}`;
+  const [certain, estimated, between, unused, low, high] = means, of = `of ${reach} ${unit}`;
+  if (between > LEAST_SMS) return `between ${sms(low)} and ${sms(high)} ${of}${model}`;
+  if (estimated > LEAST_SMS) return `≈ ${sms(certain + estimated)} ${of}, between ${sms(low)} and ${sms(high)}${model}`;
+  if (certain + unused <= LEAST_SMS) return `0 ${of}: nothing ran`;
+  return `${sms(certain)} ${of}${model || ", told"}${certain > reach + OVER_SMS ? ", more than granted" : ""}`;
 }
 
 // Paint what a model's scene says under a plot; `tell` sends a message to the kernel.
@@ -261,6 +275,7 @@ function paintTiles(model, root, tell) {
       for (const piece of pieces) paintBars(piece, look, kind, view, named);
     });
     paintWaits(pieces, view, ratio);
+    paintGrants(view);
     paintNames(named, view);
     paintMarks(pieces, view, hidden);
     paintStretch(view, height);
@@ -305,6 +320,32 @@ function paintTiles(model, root, tell) {
     });
     return shares;
   };
+  // Return which share of each of `count` steps from `low` on a lane of counters has samples for, and then
+  // the means of its quantities over these.
+  const meansOf = (pieces, { at, quantities }, low, step, count) => {
+    const groups = Array.from({ length: quantities }, (_, n) =>
+      [n, pieces.flatMap(({ tile }, number) => (tile.counters ? [[number, tile.groups.length + at + n]] : []))]);
+    const means = sharesOf(pieces, groups, low, step, count);
+    for (let n = count; n < means.length; n++) means[n] = means[n % count] > 0 ? means[n] / means[n % count] : 0;
+    return means;
+  };
+  const paintCounters = (pieces, view, pixels, ratioY, wide) => {
+    const step = (view.high - view.low) / wide, scale = view.scale * ratioY;
+    for (const lane of scene.counters) {
+      const means = meansOf(pieces, lane, view.low, step, wide), colours = lane.layers.map(({ fill }) => pixelOf(fill));
+      const px = Math.round(lane.tall * scale), bottom = Math.min(canvas.height, Math.round(lane.top * scale) + px);
+      const most = Math.min(bottom, px + Math.round(lane.over * scale));
+      for (let x = 0; x < wide; x++)
+        for (let k = 0, sum = 0, up = 0; k < colours.length; k++) {
+          sum += means[(k + 1) * wide + x];
+          for (const end = Math.min(most, Math.round((sum / lane.reach) * px)); up < end; up++) pixels[(bottom - 1 - up) * wide + x] = colours[k];
+        }
+    }
+  };
+  const pixelOf = (fill) => {
+    const rgb = parseInt(fill.slice(1), 16);
+    return (255 << 24) | ((rgb & 255) << 16) | (rgb & 0xff00) | (rgb >> 16);
+  };
   const paintColumns = (pieces, view, hidden, ratio, ratioY, wide) => {
     if (image?.width !== wide || image.height !== canvas.height) image = context.createImageData(wide, canvas.height);
     const pixels = new Uint32Array(image.data.buffer).fill(0);
@@ -313,10 +354,7 @@ function paintTiles(model, root, tell) {
       if (bars[place]) return;
       const groups = groupsOf(pieces, place, hidden);
       if (!groups.length) return;
-      const colours = groups.map(([kind]) => {
-        const rgb = parseInt(scene.classes[kind].fill.slice(1), 16);
-        return (255 << 24) | ((rgb & 255) << 16) | (rgb & 0xff00) | (rgb >> 16);
-      });
+      const colours = groups.map(([kind]) => pixelOf(scene.classes[kind].fill));
       // Instants cover nothing: they are seen where they are.
       const instants = groups.map(([, where]) => new Set(where.flatMap(([number, group]) => {
         const { tile, low, high } = pieces[number];
@@ -340,6 +378,7 @@ function paintTiles(model, root, tell) {
           for (sum += tall[k]; up < sum && at >= 0; up++, at -= wide) pixels[at] = colours[k];
       }
     });
+    paintCounters(pieces, view, pixels, ratioY, wide);
   };
   const paintBreaks = (view, height) => {
     for (const [from, to, what, boxes, zoom] of scene.breaks) {
@@ -459,6 +498,12 @@ function paintTiles(model, root, tell) {
       }
     }
   };
+  const paintGrants = (view) => {
+    context.globalAlpha = 0.6;
+    context.fillStyle = scene.ink;
+    for (const { top } of scene.counters) context.fillRect(0, Math.round(top * view.scale) - 1, view.width, 1);
+    context.globalAlpha = 1;
+  };
   const paintCall = (calls, n, lane, view, from, to) => {
     const lines = calls.lines[calls.place[n]], tall = lane.tall / lines, top = lane.top + tall * calls.line[n];
     let time = calls.start[n];
@@ -506,6 +551,7 @@ function paintTiles(model, root, tell) {
       words.forEach((text, n) => lines[n].push([text, x, middle + 13 * (n - (words.length - 1) / 2)]));
       if (lanes[place]?.axis) lines[1].push([`▔ ${durationOf(lanes[place].axis)}`, x, lanes[place].top + 5]);
     });
+    for (const { top, words } of scene.counters) lines[1].push([`▔ ${words}`, x, top * view.scale + 5]);
     const now = JSON.stringify([scene.ink, lines]);
     if (now === told) return; // most views have the words of the one before
     told = now;
@@ -796,11 +842,21 @@ function paintTiles(model, root, tell) {
     const lines = busy.map(([share, kind]) => `${percentOf(share)} busy: ${scene.classes[kind].lines.join(", ")}`);
     return { edge: scene.classes[busy[0][1]].fill, lines: [`${durationOf(step)} from ${microseconds(from)}`, ...lines] };
   };
+  // Return what is said of a column of a lane of counters.
+  const counterAt = ({ time, up, low, px, scale }) => {
+    const down = up / scale, step = 1 / px, from = low + Math.floor((time - low) / step) * step;
+    const lane = scene.counters.find(({ top, tall, margin }) => down >= top - margin && down < top + tall + margin);
+    const [share, ...means] = lane ? meansOf(seen, lane, from, step, 1) : [0];
+    if (!share) return null;
+    const lines = [counterWords(lane, means), ...(share < 0.999 ? [`of ${durationOf(share * step)} sampled`] : [])];
+    if (lane.scale) lines.push(lane.scale);
+    return { edge: lane.layers[0].fill, lines: [...lines, `${durationOf(step)} from ${microseconds(from)}`] };
+  };
   const microseconds = (ns) => `${decimal(ns / 1e3, 3)} µs`;
   const hover = (at) => {
     const point = at && isOn() && !plot._dragging ? pointAt(at) : null;
     const bar = point && hit(point), call = point && !bar && callAt(point);
-    const words = bar ? { edge: scene.classes[bar.tile.kind[bar.n]].fill, lines: linesOf(bar) } : call ? wordsOf(call) : point && columnAt(point);
+    const words = bar ? { edge: scene.classes[bar.tile.kind[bar.n]].fill, lines: linesOf(bar) } : call ? wordsOf(call) : point && (columnAt(point) ?? counterAt(point));
     tip.hidden = !words;
     if (!words) return;
     const pairs = words.lines.map((line, n) => (Array.isArray(line) ? line : [line, !n])); // text, whether it stands out

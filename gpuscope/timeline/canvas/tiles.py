@@ -17,8 +17,9 @@ from gpuscope.timeline import hatches, style
 from gpuscope.timeline.canvas.snapshot import Snapshot
 from gpuscope.timeline.canvas.window import LEAST_NS, Window
 from gpuscope.timeline.columns import FREE_PX, LEAST_PX, MARK_PX
-from gpuscope.timeline.labels import MARKS_PX, WAITS_PX, Class, in_order
-from gpuscope.timeline.look import look, part_look
+from gpuscope.timeline.counter_lanes import OVER_PX
+from gpuscope.timeline.labels import LANE_MARGIN, MARKS_PX, WAITS_PX, Class, in_order
+from gpuscope.timeline.look import layer_looks, look, part_look
 from gpuscope.timeline.scene import Scene
 from gpuscope.timeline.style import Properties
 from gpuscope.timeline.text import clean, duration
@@ -57,11 +58,12 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
     First those of the bars: start and end (float64, ns since the axis' zero; an open span ends
     at infinity), row and name (int32), how much later the start and earlier the end may truly be
     (float32, ns). Then the columns in which spans that cover nothing start: group and column
-    (uint32). Then how long each group was busy in each column, in ``unit`` ns, in ``bits`` bits.
-    Then, of the bars again, class and tail (uint16), track and line (uint8). ``groups`` has the
-    track and the class of each group, ``spans`` from how many px per ns on a track draws its spans,
-    ``marks`` the track, the column, the kind and the words of each mark; ``calls`` what
-    :func:`_calls` says.
+    (uint32). Then, of so many quantities of lanes as ``counters`` says, all or none, the sums in
+    each column (float32, by ``unit`` ns). Then how long each group was busy in each column, in
+    ``unit`` ns, in ``bits`` bits. Then, of the bars again, class and tail (uint16), track and line
+    (uint8). ``groups`` has the track and the class of each group, ``spans`` from how many px per ns
+    on a track draws its spans, ``marks`` the track, the column, the kind and the words of each
+    mark; ``calls`` what :func:`_calls` says.
     """
     tracks = snapshot.tracks
     scene = Scene.among(
@@ -84,6 +86,8 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
     instants = np.nonzero((busy == 0) & (columns.begins[shown_groups] > 0))
     longest = int(np.diff(columns.edges).max())
     unit, bits = max(1, longest >> 31), 16 if longest < 2**16 else 32
+    is_sampled = any(lane.is_there.any() for lane in scene.counters)
+    quantities = [sums for lane in scene.counters for sums in lane.sums] if is_sampled else []
     arrays = (
         (scene.start_ns - snapshot.zero_ns, np.float64),
         (till, np.float64),
@@ -91,6 +95,7 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
         (name, np.int32),
         *((column, np.float32) for column in tracks.uncertainties(rows)),
         *((side, np.uint32) for side in instants),
+        *((sums / unit, np.float32) for sums in quantities),
         (busy // unit, np.uint16 if bits == 16 else np.uint32),
         (np.array(of_group, int)[tracks.group[rows]], np.uint16),
         (tail, np.uint16),
@@ -111,6 +116,7 @@ def tile(snapshot: Snapshot, window: Window, pixels: int = COLUMNS) -> Propertie
         "unit": unit,
         "bits": bits,
         "instants": len(instants[0]),
+        "counters": len(quantities),
         "groups": [groups[at] for at in shown_groups.tolist()],
         "spans": [float(zoom) if np.isfinite(zoom) else None for zoom in scene.spans_from],
         "marks": [
@@ -152,6 +158,42 @@ def _calls(snapshot: Snapshot, scene: Scene) -> tuple[Properties, bytes]:
         "lines": waiting.lines,
     }
     return facts, b"".join(values.astype(kind).tobytes() for values, kind in arrays)
+
+
+def counters(snapshot: Snapshot) -> list[Properties]:
+    """Return where lanes of counters are, how they look, and what is said of them.
+
+    ``at`` is where the quantities of a lane begin among those of all lanes.
+    """
+    lanes = snapshot.tracks.counters
+    first = np.cumsum([0, *(len(lane.values) for lane in lanes)]).tolist()
+    return [
+        {
+            "at": first[spot.number],
+            "quantities": len(lanes[spot.number].values),
+            "top": spot.top,
+            "tall": spot.facts.px,
+            "over": OVER_PX,
+            "margin": LANE_MARGIN,
+            "reach": spot.facts.reach,
+            "layers": [
+                {"what": layer, "name": how.name, "fill": how.fill, "isDrawn": is_drawn}
+                for layer, how, is_drawn in zip(
+                    spot.facts.layers,
+                    layer_looks(spot.facts, snapshot.colours),
+                    lanes[spot.number].is_drawn,
+                    strict=True,
+                )
+            ],
+            "isMemory": spot.facts.is_memory,
+            "byModel": spot.facts.by_model,
+            "unit": spot.facts.unit,
+            "label": spot.facts.label,
+            "words": spot.facts.top,
+            "scale": spot.facts.scale,
+        }
+        for spot in snapshot.places.counters
+    ]
 
 
 def classes_of(snapshot: Snapshot) -> tuple[Class, ...]:
@@ -200,6 +242,7 @@ def page(snapshot: Snapshot, extent: Window, root: Properties | None, *, live: b
         "lane": MARKS_PX,
         "waits": places.lanes,
         "wait": WAITS_PX,
+        "counters": counters(snapshot),
         "gpu": [track.is_work for track in places.tracks],
         "focus": style.FOCUS,
         "least": LEAST_PX,

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import counted_traces
 import numpy as np
 import pytest
 
@@ -23,12 +24,12 @@ DATA = Path(__file__).parents[2] / "data"
 SERVED = Path(file.__file__).with_name("served.js").read_text("utf-8")
 PROGRAM = """
 const { spans, windows } = JSON.parse(require("fs").readFileSync(0, "utf8"));
-const packed = [spans.data, spans.calls.data, spans.rest?.data ?? spans.data];
-Promise.all(packed.map(unpacked)).then(([bytes, ofCalls, later]) => {
+const packed = [spans.data, spans.calls.data, spans.rest?.data ?? spans.data, spans.counters.data];
+Promise.all(packed.map(unpacked)).then(([bytes, ofCalls, later, ofCounters]) => {
   const groups = readGroups(spans, bytes), waits = readCalls(spans.calls, ofCalls);
   if (spans.rest) readRest(spans.rest, later).slice(0, groups.length).forEach((rest, n) => (groups[n].busy[3] = rest));
   for (const thing of [...groups, ...waits.lanes]) thing.place = spans.rows[thing.home];
-  const make = tileServer(spans, groups, waits, () => Math.max(...spans.rows) + 1);
+  const make = tileServer(spans, groups, waits, readCounters(spans.counters, ofCounters), () => Math.max(...spans.rows) + 1);
   process.stdout.write(JSON.stringify(windows.map(([low, high]) => {
     const tile = make(low, high, 1024), read = readTile({ classes: spans.escaped }, tile);
     const bars = [...read.start.keys()].map((n) => [
@@ -37,7 +38,8 @@ Promise.all(packed.map(unpacked)).then(([bytes, ofCalls, later]) => {
     const { start, end, length, first, last, look, place, line, looks } = read.calls;
     const calls = [...start.keys()].map((n) => [start[n], end[n], place[n], line[n] & 255,
       [...length.slice(first[n], last[n])].map((ns, at) => [ns, looks[look[first[n] + at]]])]);
-    return { ...tile, calls, spansOf: read.calls.spans, bars, busy: read.busy.map((busy) => [...busy]), at: read.instants };
+    return { ...tile, calls, spansOf: read.calls.spans, bars, busy: read.busy.map((busy) => [...busy]), at: read.instants,
+      ofCounters: read.ofCounters.map((sums) => [...sums]) };
   })));
 });
 """
@@ -71,13 +73,18 @@ TRACES = {
     "a run": DATA / "before" / "run" / "trace-split.parquet",
     "several ranks": DATA / "before" / "merged.parquet",
     **{f"random {seed}": seed for seed in range(4)},
+    "counters": counted_traces.random_trace(5),
 }
 
 
 @pytest.mark.parametrize("name", TRACES)
 def test_a_page_makes_the_tiles_that_the_kernel_makes(name):
     of = TRACES[name]
-    state = TimelineState(random_trace(of) if isinstance(of, int) else gs.load_trace(of), None)
+    if isinstance(of, Trace):
+        trace = of
+    else:
+        trace = random_trace(of) if isinstance(of, int) else gs.load_trace(of)
+    state = TimelineState(trace, None)
     snapshot = state.snapshot(state.extent_ns, following=False)
     top = tiles.top_level(snapshot.extent_ns[1] - snapshot.zero_ns)
     rng = np.random.default_rng(1)
@@ -103,7 +110,8 @@ def test_a_page_makes_the_tiles_that_the_kernel_makes(name):
         for key in ("low", "high", "columns", "count", "groups", "spans"):
             assert made[key] == tile[key], key
         assert made["marks"] == [list(item) for item in tile["marks"]]
-        bars, busy, at = read(tile)
+        bars, busy, at, counters = read(tile)
+        assert_same_counters(snapshot, tile, counters, made["ofCounters"])
         assert sorted(map(str, made["bars"])) == sorted(map(str, bars))
         assert [[ns // tile["unit"] for ns in of_group] for of_group in made["busy"]] == busy
         assert made["at"] == at
@@ -111,8 +119,25 @@ def test_a_page_makes_the_tiles_that_the_kernel_makes(name):
         assert sorted(map(str, made["calls"])) == sorted(map(str, read_calls(tile)))
 
 
-def read(tile: dict) -> tuple[list, list, list]:
-    """Return bars, busy columns and times of instants of a tile."""
+def assert_same_counters(snapshot, tile: dict, counters: np.ndarray, made: list) -> None:
+    """Lanes of counters are as high as the kernel's within a pixel, and blank where these are."""
+    assert len(counters) in (0, len(made))
+    made = np.array([[column or 0 for column in sums] for sums in made]).reshape(
+        -1, tile["columns"]
+    )
+    first = 0
+    for lane in snapshot.tracks.counters if len(counters) else ():
+        rows = slice(first, first := first + len(lane.values))
+        (there, *sums), (is_there, *of_page) = tile["unit"] * counters[rows], made[rows]
+        assert np.array_equal(there > 0, is_there > 0)
+        some = there > 0
+        for of_kernel, page in zip(sums, of_page, strict=True):
+            means = of_kernel[some] / there[some], page[some] / is_there[some]
+            assert np.abs(means[0] - means[1]).max(initial=0) * lane.facts.px < lane.facts.reach
+
+
+def read(tile: dict) -> tuple[list, list, list, np.ndarray]:
+    """Return bars, busy columns, times of instants, and quantities of counters of a tile."""
     data, count, columns, instants = (tile[key] for key in ("data", "count", "columns", "instants"))
     offset = 0
 
@@ -126,6 +151,7 @@ def read(tile: dict) -> tuple[list, list, list]:
     take(np.int32, count)
     name, later, earlier = take(np.int32, count), take(np.float32, count), take(np.float32, count)
     group, column = take(np.uint32, instants), take(np.uint32, instants)
+    counters = take(np.float32, tile["counters"] * columns).reshape(-1, columns).astype(float)
     width = np.uint16 if tile["bits"] == 16 else np.uint32
     busy = [take(width, columns).tolist() for _ in tile["groups"]]
     kind, tail = take(np.uint16, count), take(np.uint16, count)
@@ -140,7 +166,7 @@ def read(tile: dict) -> tuple[list, list, list]:
     ]  # fmt: skip
     step = (tile["high"] - tile["low"]) // columns
     at = [(tile["low"] + column[group == number] * step).tolist() for number in range(len(busy))]
-    return bars, busy, at
+    return bars, busy, at, counters
 
 
 def read_calls(tile: dict) -> list:

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from counted_traces import random_trace
 from hypothesis import given
 from hypothesis import strategies as st
 from patience import PATIENCE_S
@@ -15,6 +16,7 @@ from gpuscope import figures
 from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.canvas.plot import Plot
 from gpuscope.timeline.canvas.snapshot import STRIPE
+from gpuscope.timeline.columns import edges_of
 from gpuscope.timeline.scene import LANES, Scene, lanes_of
 from gpuscope.timeline.tracks import Tracks
 from gpuscope.trace import Trace
@@ -61,6 +63,7 @@ def read(tile) -> dict[str, np.ndarray]:
     groups, columns = len(tile["groups"]), tile["columns"]
     for names, count in (
         (SPANS, tile["count"]), (INSTANTS, tile["instants"]),
+        ((("counters", np.float32),), tile["counters"] * columns),
         ((("busy", np.dtype(f"u{tile['bits'] // 8}")),), groups * columns),
         (MORE, tile["count"]),
     ):  # fmt: skip
@@ -256,3 +259,26 @@ def test_a_page_that_moves_by_itself_is_not_heard_again():
         plot.set_state({"_js2py_relayout": {"relayout_data": moved}})
     assert told == [(5.0, 6.0)]
     plot.close()
+
+
+# -- lanes of counters --------------------------------------------------------------------
+def test_a_tile_has_the_columns_of_lanes_of_counters(shown):
+    snapshot = snapshot_of(shown(random_trace()))
+    lanes = snapshot.tracks.counters
+    page = tiles.page(snapshot, snapshot.extent_ns, None, live=False)["counters"]
+    for level in (tiles.top_level(snapshot.extent_ns[1] - snapshot.zero_ns), 8, 3):
+        window = tiles.window_of(snapshot, level, 1 if level < 9 else 0)
+        tile = tiles.tile(snapshot, window)
+        sums = read(tile)["counters"].reshape(tile["counters"], tile["columns"]) * tile["unit"]
+        for facts, spot in zip(page, snapshot.places.counters, strict=True):
+            assert (facts["top"], facts["tall"]) == (spot.top, spot.facts.px)
+            wanted = lanes[spot.number].columns(edges_of(window, tiles.COLUMNS)).sums
+            part = sums[facts["at"] : facts["at"] + facts["quantities"]]
+            assert np.allclose(part, wanted, rtol=1e-6)
+
+
+def test_a_tile_where_nothing_was_sampled_has_no_columns_of_counters(shown):
+    snapshot = snapshot_of(shown(random_trace()))
+    before = snapshot.zero_ns - 10_000, snapshot.zero_ns - 1_000
+    assert tiles.tile(snapshot, before)["counters"] == 0
+    assert tiles.tile(snapshot_of(shown(kernels(5))), before)["counters"] == 0

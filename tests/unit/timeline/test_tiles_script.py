@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from counted_traces import random_trace
 
 from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.columns import FREE_PX, LEAST_PX, heights, step_of
+from gpuscope.timeline.counter_lanes import counter_lanes
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="nothing runs JavaScript here")
 
@@ -89,3 +92,23 @@ def test_labels_count_from_the_start_where_a_window_begins_before_it():
     assert title == "time since the start (s)"
     assert labels[at.index(0)] in ("0", "0.0")
     assert ticks(-1, 9, 5)[1][0] == "0"
+
+
+def test_lanes_of_counters_say_what_other_pictures_say():
+    lanes = counter_lanes(random_trace(2))
+    cases, wanted = [], []
+    for lane in lanes:
+        facts = replace(lane.facts, by_model=bool(len(cases) % 2))
+        columns = replace(lane.columns(lane.starts), facts=facts)
+        columns.sums[1] *= 1 + 2 * (len(cases) % 3)  # more than granted, some of it
+        layers = [{"what": layer} for layer in facts.layers]
+        described = {
+            "isMemory": facts.is_memory, "byModel": facts.by_model, "layers": layers,
+            "reach": facts.reach, "unit": facts.unit,
+        }  # fmt: skip
+        cases += [[described, means] for means in np.round(columns.means, 9).T.tolist()]
+        wanted += [text.partition("<br>")[0] for text in columns.words()]
+    assert {text[:2] for text in wanted} >= {"re", "≈ ", "be", "0 "}
+    written = run("counterWords(one[0], one[1])", cases)
+    same = [text == word for text, word in zip(written, wanted, strict=True) if word]
+    assert np.mean(same) > 0.99, "but for halves, which are rounded up or down"

@@ -1,0 +1,311 @@
+"""Lanes of hardware counters: SMs busy of those granted, by partition, and DRAM, by GPU.
+
+A lane is a stack of layers. A column of it is the mean of its samples, weighted by time, and of
+what is narrower than a sample a part of a flat step; where samples are missing it is blank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from gpuscope._types import Array, Bools, Floats, Ints
+from gpuscope.analysis.sm_shares import Shares, shares
+from gpuscope.timeline.columns import edges_of, resampled, step_of
+from gpuscope.timeline.text import duration
+from gpuscope.trace.counters import MOVED, READ, WRITTEN, Samples, samples_of
+from gpuscope.trace.model import Trace
+
+Layer: TypeAlias = Literal[
+    "told", "estimated", "between", "unused", "read", "written", "read and written"
+]
+"""What a layer shows: SMs that were busy, as told, as estimated or at least, and what more there
+may have been; what was granted and not used while work ran; traffic of the memory."""
+OF_SMS: tuple[Layer, ...] = ("told", "estimated", "between", "unused")
+LEAST_PX, USUAL_PX, MOST_PX = 24, 48, 144
+"""Height of the lowest of lanes on one scale at least, of the highest at least and at most."""
+MEMORY_PX = 36
+OVER_PX = 2
+"""By so much what is more than granted may reach above a lane."""
+OVER_SMS = 0.5
+"""So many more than granted are said to be more."""
+_FEW = 100.0
+"""GB/s: lanes that reach to less do not count in TB/s."""
+
+
+@dataclass(frozen=True)
+class LaneFacts:
+    """What is known of a lane without its samples.
+
+    Attributes
+    ----------
+    device
+        Index of the GPU.
+    partition
+        Its name, ``None`` for work on the whole GPU; memory has none.
+    layers
+        From the bottom.
+    reach
+        What the lane's full height stands for: SMs granted, or GB/s.
+    px
+        Its height.
+    one_scale
+        Whether lanes of all partitions have one scale, so that areas compare.
+    by_model
+        Whether the samples are simulated.
+    """
+
+    device: int
+    partition: str | None
+    layers: tuple[Layer, ...]
+    reach: float
+    px: int
+    one_scale: bool
+    by_model: bool
+
+    @property
+    def is_memory(self) -> bool:
+        """Whether it shows the traffic of the GPU's memory."""
+        return self.layers != OF_SMS
+
+    @property
+    def label(self) -> str:
+        """What stands at its left."""
+        what = "DRAM read + written" if self.is_memory else f"SMs busy of {self.reach:.0f}"
+        return what + ", by model" * self.by_model
+
+    @property
+    def unit(self) -> tuple[str, float]:
+        """What its values are stated in, and how many SMs or GB/s that is."""
+        if not self.is_memory:
+            return "SMs", 1.0
+        return ("TB/s", 1e3) if self.reach >= _FEW else ("GB/s", 1.0)
+
+    @property
+    def top(self) -> str:
+        """What its full height stands for, in words."""
+        unit, size = self.unit
+        return f"{self.reach / size:g} {unit}"
+
+    @property
+    def scale(self) -> str:
+        """Whether it has the scale of other lanes, in words; of memory nothing."""
+        if self.is_memory:
+            return ""
+        return "one scale: areas compare" if self.one_scale else "each lane to its own grant"
+
+
+@dataclass(frozen=True)
+class LaneColumns:
+    """Columns of a lane.
+
+    Attributes
+    ----------
+    sums
+        Quantity × column: ns for which there are samples; of each layer its value times these ns;
+        of SMs then bounds of the busy ones, low and high, likewise.
+    column_ns
+        How long the columns are.
+    """
+
+    facts: LaneFacts
+    sums: Floats
+    column_ns: Array
+
+    @property
+    def is_there(self) -> Bools:
+        """Column → whether there are samples."""
+        return np.asarray(self.sums[0] > 0)
+
+    @cached_property
+    def means(self) -> Floats:
+        """Quantity but the first × column: its mean where there are samples, else 0."""
+        means: Floats = self.sums[1:] / np.where(self.is_there, self.sums[0], 1.0)
+        return means
+
+    @property
+    def tops(self) -> Floats:
+        """Layer × column: where it ends, px from the bottom of the lane; that may be above it."""
+        facts = self.facts
+        tops: Floats = np.cumsum(self.means[: len(facts.layers)], axis=0) * facts.px / facts.reach
+        return np.minimum(tops, facts.px + OVER_PX)
+
+    @property
+    def is_drawn(self) -> list[bool]:
+        """Layer → whether there is anything of it."""
+        return _drawn(self.facts, self.sums)
+
+    def resampled(self, count: int) -> LaneColumns:
+        """Return so many columns of the same window instead."""
+        lengths = np.full(count, self.column_ns.sum() / count)
+        return LaneColumns(self.facts, resampled(self.sums, count), lengths)
+
+    def words(self) -> list[str]:
+        """Return what is said of each column; nothing of those without samples."""
+        texts = [""] * len(self.column_ns)
+        for at in np.flatnonzero(self.is_there).tolist():
+            sampled_ns, column_ns = float(self.sums[0, at]), int(self.column_ns[at])
+            parts = [_value_words(self.facts, self.means[:, at].tolist())]
+            if sampled_ns < column_ns - 1:
+                parts.append(f"of {duration(round(sampled_ns))} sampled")
+            parts += [self.facts.scale] if self.facts.scale else []
+            texts[at] = "<br>".join(parts)
+        return texts
+
+
+def _drawn(facts: LaneFacts, quantities: Floats) -> list[bool]:
+    return [bool((values > 0).any()) for values in quantities[1 : 1 + len(facts.layers)]]
+
+
+def _value_words(facts: LaneFacts, means: Sequence[float]) -> str:
+    """Say what the means of a column are: as ``counterWords`` of tiles.js."""
+    model = ", by model" * facts.by_model
+    unit, size = facts.unit
+    if facts.is_memory:
+        parts = [
+            f"{layer} {mean / size:.2f}" for layer, mean in zip(facts.layers, means, strict=True)
+        ]
+        return f"{' + '.join(parts)} {unit}{model}"
+    certain, estimated, between, unused, low, high = means
+    of = f"of {facts.reach:.0f}"
+    if between > 0:
+        return f"between {_sms(low)} and {_sms(high)} {of} {unit}{model}"
+    if estimated > 0:
+        busy = _sms(certain + estimated)
+        return f"≈ {busy} {of} {unit}, between {_sms(low)} and {_sms(high)}{model}"
+    if certain + unused <= 0:
+        return f"0 {of} {unit}: nothing ran"
+    more = ", more than granted" * (certain > facts.reach + OVER_SMS)
+    return f"{_sms(certain)} {of} {unit}{model or ', told'}{more}"
+
+
+def _sms(count: float) -> str:
+    return f"{count:.1f}".removesuffix(".0")
+
+
+@dataclass(frozen=True)
+class CounterLane:
+    """A lane with its samples: steps in time, ascending and apart.
+
+    Attributes
+    ----------
+    starts, ends
+        Step → ns.
+    values
+        Quantity × step, as :class:`LaneColumns` has them, per ns: the first is 1, or of steps that
+        stand for several samples the share of their time for which there are any.
+    """
+
+    facts: LaneFacts
+    starts: Ints
+    ends: Ints
+    values: Floats
+
+    @property
+    def is_drawn(self) -> list[bool]:
+        """Layer → whether there is anything of it."""
+        return _drawn(self.facts, self.values)
+
+    @cached_property
+    def _sums(self) -> Floats:
+        """Quantity × step: its sum over the steps before; and over all."""
+        sums = np.zeros((len(self.values), len(self.starts) + 1))
+        np.cumsum(self.values * (self.ends - self.starts), axis=1, out=sums[:, 1:])
+        return sums
+
+    def columns(self, edges: Array) -> LaneColumns:
+        """Return the columns between edges, in time that does not depend on how many steps."""
+        step = np.searchsorted(self.starts, edges, "right") - 1
+        at = np.maximum(step, 0)
+        into = np.minimum(edges, self.ends[at]) - self.starts[at]
+        sums = self._sums[:, at] + self.values[:, at] * np.where(step < 0, 0, into)
+        return LaneColumns(self.facts, np.diff(sums, axis=1), np.diff(edges))
+
+    def within(self, most: int) -> CounterLane:
+        """Return it with so many steps at most: of more, even columns of all time."""
+        if len(self.starts) <= most:
+            return self
+        edges = edges_of((int(self.starts[0]), int(self.ends[-1])), most)
+        columns = self.columns(edges)
+        return CounterLane(self.facts, edges[:-1], edges[1:], columns.sums / columns.column_ns)
+
+
+def counter_lanes(trace: Trace) -> tuple[CounterLane, ...]:
+    """Return the lanes of a trace: of each GPU those of its partitions, and that of its memory."""
+    divided = shares(trace)
+    granted = [granted for of in divided for granted in of.granted.tolist() if granted > 0]
+    tall, one_scale = _heights(granted)
+    lanes: list[CounterLane] = []
+    for samples in samples_of(trace):
+        for of in divided:
+            if of.samples.device == samples.device:
+                lanes += _of_partitions(of, tall, one_scale=one_scale, by_model=trace.is_simulated)
+        lanes += _of_memory(samples, by_model=trace.is_simulated)
+    return tuple(lanes)
+
+
+def _heights(granted: Sequence[float]) -> tuple[dict[float, int], bool]:
+    """Return SMs granted → px, and whether these have one scale; all heights are even."""
+    if not granted:
+        return {}, True
+    smallest, largest = min(granted), max(granted)
+    px = max(LEAST_PX / smallest, USUAL_PX / largest)
+    if px * largest > MOST_PX:
+        return dict.fromkeys(granted, USUAL_PX), False
+    return {count: 2 * round(px * count / 2) for count in granted}, True
+
+
+def _of_partitions(
+    of: Shares, tall: dict[float, int], *, one_scale: bool, by_model: bool
+) -> Iterator[CounterLane]:
+    certain = np.where(of.is_told, of.busy, 0.0)
+    is_bounds = np.isnan(of.busy)
+    estimated = np.where(is_bounds, of.low, np.where(of.is_told, 0.0, of.busy))
+    between = np.where(is_bounds, of.high - of.low, 0.0)
+    unused = np.maximum(0.0, of.granted * of.ran - certain - estimated - between)
+    low, high = (np.where(of.is_told, of.busy, bound) for bound in (of.low, of.high))
+    quantities = np.stack([np.ones_like(certain), certain, estimated, between, unused, low, high])
+    for number, (partition, granted) in enumerate(
+        zip(of.partitions, of.granted.tolist(), strict=True)
+    ):
+        if granted <= 0:
+            continue
+        facts = LaneFacts(
+            of.samples.device, partition, OF_SMS, granted, tall[granted], one_scale, by_model
+        )
+        lane = _lane(facts, of.samples, quantities[:, :, number])
+        if lane is not None:
+            yield lane
+
+
+def _of_memory(samples: Samples, *, by_model: bool) -> Iterator[CounterLane]:
+    sides = [samples.values[name] for name in (READ, WRITTEN) if name in samples.values]
+    layers: tuple[Layer, ...] = ("read", "written")
+    if len(sides) < len(layers) or np.isnan(sides[0] + sides[1]).all():
+        sides, layers = (
+            [samples.values.get(MOVED, np.full(len(samples), np.nan))],
+            ("read and written",),
+        )
+    total = np.sum(sides, axis=0)
+    most = float(np.nanmax(total, initial=0.0)) if len(total) else 0.0
+    if most <= 0 or not np.isfinite(most):
+        return
+    reach = step_of(most, 1)
+    facts = LaneFacts(
+        samples.device, None, layers, reach, MEMORY_PX, one_scale=False, by_model=by_model
+    )
+    lane = _lane(facts, samples, np.stack([np.ones_like(total), *sides]))
+    if lane is not None:
+        yield lane
+
+
+def _lane(facts: LaneFacts, samples: Samples, quantities: Floats) -> CounterLane | None:
+    """Return a lane of the samples in which all quantities were had; ``None``: there is none."""
+    had = np.isfinite(quantities).all(axis=0)
+    if not had.any():
+        return None
+    return CounterLane(facts, samples.starts[had], samples.ends[had], quantities[:, had])

@@ -30,6 +30,7 @@ BESIDE: dict[str, tuple[str, ...]] = {
     "rightsize": ("rightsize.py", "--device", "cuda:0", "--seconds", "330"),
     "rightsize_joules": ("rightsize.py", "--device", "cuda:0", "--joules"),
     "recorders": ("recorders.py",),
+    "counters": ("counters.py",),
     "recording_programs": ("recording_programs.py",),
     "stacks_gpu_host": ("stacks.py", "--only", "cost"),
     "record_end": ("record_end.py",),

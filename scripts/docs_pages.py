@@ -128,6 +128,9 @@ SOAKS = (
 
 
 WHY_MISSED = {
+    "kernels by samples of 10 µs": "Medians are 0.0 and −0.5 µs; the worst kernels lack samples at "
+    "an edge. Tried: five counters and 64 MiB of the hardware's buffer (15 of 40 kernels without a "
+    "loss nearby, the worst 0.3 and 344 µs), busy SMs alone and 512 MiB (27 of 40, 96 and 136 µs).",
     "p99, live / recorded": "Slow calls wait for Python's lock while this process takes what was "
     "recorded and passes on a picture. Tried: painting in another process (4 to 8 times → 1.42), "
     "then one message a picture, one thread that stays and packed calls (1.09, 1.32 and 1.38 in "
@@ -239,6 +242,13 @@ def h200_page(facts: dict[str, Any]) -> str:
             f"On {sampler['machine']}, beside a loop that launches empty kernels.",
             at_clocks(sampler["clocks"]), "", *goals_table(sampler["rows"]),
         ]  # fmt: skip
+    counted = json.loads((RESULTS / "counters.json").read_text("utf-8"))
+    lines += [
+        f"## Sampled hardware counters ({counted['date']}, `{counted['command']}`)", "",
+        f"On {counted['machine']}, {counted['driver']}. Kernels of known grids have one thread",
+        "block an SM. *Without* leaves launch configurations out: grants alone bound the shares.",
+        "", *goals_table(counted["rows"]),
+    ]  # fmt: skip
     programs = json.loads((RESULTS / "recording_programs.json").read_text("utf-8"))
     lines += [
         "## Recorded programs", "",
@@ -304,6 +314,9 @@ def costs_table(rows: list[dict[str, Any]]) -> list[str]:
         low, high = (number(row["spread"][name]) for name in ("min", "max"))
         added = row.get("added_us")
         more = f", {number(added['median'])} µs a launch" if added else ""
+        if "after_s" in row:
+            more = f"; {number(row['after_s']['median'])} s to its end"
+            more += f", {number(row['megabytes'])} MB" if row["megabytes"] else ""
         value = f"{number(row['value'])} {row['unit']}{more}"
         lines.append(f"| {row['what']} | {value} | {low} to {high} |")
     return [*lines, ""]

@@ -103,8 +103,9 @@ def profile(
         Where that is not possible, as in Python 3.14, a note says why. 0: not at all.
     counters
         True samples hardware counters of the GPU every 100 µs: busy SMs, tensor pipes, bytes read
-        and written, as rows of kind ``counter``; a length of time, in seconds or as a text such as
-        ``"20 us"``, samples so often; those below 50 µs have busy SMs alone. A process apart does it, which takes half a second to begin.
+        and written, as rows of kind ``counter``. A length of time, in seconds or as a text such as
+        ``"20 us"``, is that of a sample: 10 µs to 10 ms, those below 50 µs of busy SMs alone. A
+        process apart does it, which takes half a second to begin.
         :func:`gpuscope.analysis.partition_use` says what each partition used. Where there are no
         counters, a note says why.
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpuscope._types import Array, Floats, Ints
+from gpuscope._types import Bools, Floats, Ints
 from gpuscope.trace.columns import codes, once, rows_of
 from gpuscope.trace.joins import match
 from gpuscope.trace.model import Trace
@@ -101,7 +101,13 @@ def _of_device(
     )
 
 
-def _apart(starts: Ints, ends: Ints) -> Array:
-    """Return of intervals by start which do not begin before those of before have ended."""
-    latest = np.r_[np.iinfo(np.int64).min, np.maximum.accumulate(ends)[:-1]][: len(ends)]
-    return np.asarray((starts >= latest) & (ends > starts))
+def _apart(starts: Ints, ends: Ints) -> Bools:
+    """Return of intervals by start those which begin when the last one of these has ended."""
+    is_apart = np.asarray(ends > starts, bool)
+    if (starts[1:] >= ends[:-1]).all():
+        return is_apart
+    last_ns = 0
+    for number, (start_ns, end_ns) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        is_apart[number] &= start_ns >= last_ns
+        last_ns = end_ns if is_apart[number] else last_ns
+    return is_apart

@@ -203,6 +203,7 @@ def targets_of_device(gpu: Device) -> dict[str, Target]:
             "device": gpu, "source": "auto", "detail": "launches", "launch_ids": True,
             "memory_limit": 1 << 20, "wait": True, "live": False, "keep": None, "hazards": False, "stacks": True, "graphs": "nodes",
             "sample": 0,
+            "counters": False,
         }),
     }  # fmt: skip
     if gpu.capabilities.partitions:
@@ -261,6 +262,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
     columns = {
         "id": [1], "kind": ["kernel"], "name": ["k"], "start_ns": [0], "source": ["cupti"],
     }  # fmt: skip
+    counted = gs.load_trace(Path(__file__).parents[2] / "data" / "counters_h200.parquet")
     inside = Trace.from_columns({
         "id": [1, 2], "parent": [None, 1], "kind": ["kernel", "block"], "name": ["k", "k"],
         "start_ns": [0, 0], "end_ns": [9, 9], "sm": [None, 0], "value": [None, 9.0],
@@ -379,6 +381,7 @@ def targets_of_traces(gpu: Device) -> dict[str, Target]:
             "trace": trace, "by": "stream", "min_ns": 0, "whole": False,
         }),
         "analysis.idle_sms": (analysis.idle_sms, {"trace": inside}),
+        "analysis.partition_use": (analysis.partition_use, {"trace": counted}),
         "analysis.host_times": (analysis.host_times, {"trace": trace, "window_ns": None}),
         "analysis.idle_causes": (analysis.idle_causes, {"trace": trace, "window_ns": None}),
         "analysis.steps": (analysis.steps, {"trace": trace}),

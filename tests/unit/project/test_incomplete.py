@@ -116,6 +116,19 @@ def with_a_block(trace: Trace) -> Trace:
     )
 
 
+def with_a_sample(trace: Trace) -> Trace:
+    """The same rows, and a sample of counters while a finished kernel ran."""
+    kernels = trace.where(kind="kernel")
+    kernel = next(row for row in kernels.spans.to_pylist() if row["end_ns"] is not None)
+    names = ("device", "device_uuid", "start_ns", "end_ns", "source")
+    sample = {name: kernel[name] for name in names}
+    sample |= {"id": 1 << 60, "kind": "counter", "name": "busy SMs", "value": 3.0}
+    sample = Trace.from_columns({name: [value] for name, value in sample.items()}).spans
+    return Trace(
+        schema.concat([trace.spans, sample], schema.SPAN_TYPES), trace.edges, trace.metadata
+    )
+
+
 def with_a_stack(trace: Trace) -> Trace:
     """The same rows, and a sampled stack as long as all of them."""
     begin, end = trace.array("start_ns").min(), trace.array("end_ns", fill=0).max()
@@ -193,6 +206,7 @@ ANALYSES = {
     "host_times": lambda run, trace: analysis.host_times(with_a_stack(trace)),
     "idle_causes": lambda run, trace: analysis.idle_causes(trace),
     "idle_sms": lambda run, trace: analysis.idle_sms(with_a_block(trace)),
+    "partition_use": lambda run, trace: analysis.partition_use(with_a_sample(trace)),
     "launch_sites": lambda run, trace: analysis.launch_sites(trace),
     "interference": lambda run, trace: analysis.interference(
         trace, trace, of="small", given="load"

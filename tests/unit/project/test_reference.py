@@ -36,6 +36,8 @@ WITHOUT_EXAMPLE = {
     "analysis.StackTime": "part of what host_times() returns",
     "analysis.IdleCause": "part of what idle_causes() returns",
     "analysis.KernelSms": "part of what idle_sms() returns",
+    "analysis.KernelUse": "part of what partition_use() returns",
+    "analysis.PartitionUse": "part of what partition_use() returns",
     "analysis.KernelTime": "part of what top_kernels() returns",
     "analysis.LaunchLatency": "part of what launch_latency() returns",
     "analysis.NamedProjection": "part of what range_projection() returns",

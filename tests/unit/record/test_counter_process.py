@@ -167,7 +167,7 @@ def test_more_samples_than_an_image_holds(sampler):
 def test_it_asks_for_a_buffer_and_the_interval_by_time(sampler):
     assert sampler.run()[0] == 0
     calls = sampler.calls()
-    assert f"config {64 << 20} {EVERY_NS} 1 0" in calls
+    assert f"config {512 << 20} {EVERY_NS} 1 0" in calls
     orderly = ["Enable", "SetConfig", "Start", "Stop", "Disable"]
     begun = [call.removeprefix("cuptiPmSampling") for call in calls]
     assert [call for call in begun if call in orderly] == orderly

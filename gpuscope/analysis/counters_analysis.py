@@ -42,7 +42,7 @@ class PartitionUse:
         than the bounds.
     low, high
         Bounds of the mean.
-    told
+    directly
         Share of the time in which it ran that tells its busy SMs directly.
     tensor
         Share of the cycles of its busy SMs' tensor pipes, where it ran alone.
@@ -59,7 +59,7 @@ class PartitionUse:
     busy_most: Annotated[float | None, "busy SMs at most"]
     low: Annotated[float, "at least"]
     high: Annotated[float, "no more than"]
-    told: Annotated[float, "told directly"]
+    directly: Annotated[float, "told directly"]
     tensor: Annotated[float | None, "tensor pipes"]
     read: Annotated[float | None, "read (GB/s)"]
     written: Annotated[float | None, "written (GB/s)"]
@@ -136,10 +136,10 @@ class PartitionUseResult(Result):
     entries = "partitions"
 
     @property
-    def told(self) -> float:
+    def directly(self) -> float:
         """Share of the partitions' time that tells their busy SMs directly."""
         total = sum(use.ran_ns for use in self.partitions)
-        return sum(use.told * use.ran_ns for use in self.partitions) / total if total else 0.0
+        return sum(use.directly * use.ran_ns for use in self.partitions) / total if total else 0.0
 
     @property
     def definition(self) -> str:
@@ -174,7 +174,7 @@ def partition_use(trace: Trace) -> PartitionUseResult:
     ...     _ = gemm.execute(stream=parts["decode"].create_stream())
     ...     gpu.synchronize()
     >>> (decode,) = gs.analysis.partition_use(recording.trace).partitions
-    >>> decode.granted, round(decode.busy), decode.told
+    >>> decode.granted, round(decode.busy), decode.directly
     (16, 16, 1.0)
     """
     every = shares(trace)
@@ -208,9 +208,10 @@ class _Means:
         """Return the mean of a quantity while it ran; ``None`` where it was not had."""
         values = self.of.samples.values[name][self.rows]
         lasted = self.of.samples.lengths[self.rows].astype(np.float64)
-        known = ~np.isnan(values)
-        ran_ns = float((self.ran * lasted)[known].sum())
-        return float((values * lasted)[known].sum()) / ran_ns if ran_ns else None
+        is_had = ~np.isnan(values)
+        ran_ns = float((self.ran * lasted)[is_had].sum())
+        amount = float((values * lasted)[is_had].sum())
+        return amount / ran_ns if ran_ns else None
 
     @property
     def tensor(self) -> float | None:
@@ -221,34 +222,44 @@ class _Means:
 
 def _partitions(of: Shares) -> Iterator[PartitionUse]:
     lengths = of.samples.lengths.astype(np.float64)
-    order = np.argsort(-(of.ran * lengths[:, None]).sum(axis=0), kind="stable")
-    for number in order.tolist():
-        ran, busy = of.ran[:, number], of.busy[:, number]
-        ran_ns = ran * lengths
-        total_ns = float(ran_ns.sum())
-        if not total_ns:
-            continue
-        alone = np.flatnonzero((of.sole == number) & (ran > 0))
-        means = _Means(of, alone, ran[alone])
-        whole = busy[(ran >= WHOLE) & ~np.isnan(busy)]
-        known = ~np.isnan(busy) & (ran > 0)
-        known_ns = float(ran_ns[known].sum())
-        yield PartitionUse(
-            of.samples.device,
-            of.partitions[number],
-            int(of.granted[number]),
-            total_ns,
-            float((busy * lengths)[known].sum()) / known_ns if known_ns else None,
-            float(np.quantile(whole, 0.95)) if len(whole) else None,
-            float(whole.max()) if len(whole) else None,
-            float((of.low[:, number] * lengths)[ran > 0].sum()) / total_ns,
-            float((of.high[:, number] * lengths)[ran > 0].sum()) / total_ns,
-            float(ran_ns[of.is_told[:, number]].sum()) / total_ns,
-            means.tensor,
-            means.rate(READ),
-            means.rate(WRITTEN),
-            means.rate(MOVED),
-        )
+    total_ns = (of.ran * lengths[:, None]).sum(axis=0)
+    order = np.argsort(-total_ns, kind="stable")
+    for number in order[total_ns[order] > 0].tolist():
+        yield _of_partition(of, number, lengths)
+
+
+def _of_partition(of: Shares, number: int, lengths: Floats) -> PartitionUse:
+    """Say what one partition used, over samples of these lengths, ns."""
+    ran, busy = of.ran[:, number], of.busy[:, number]
+    ran_ns = ran * lengths
+    total_ns = float(ran_ns.sum())
+    alone = np.flatnonzero((of.sole == number) & (ran > 0))
+    means = _Means(of, alone, ran[alone])
+    is_known = ~np.isnan(busy) & (ran > 0)
+    known_ns = float(ran_ns[is_known].sum())
+    whole = busy[is_known & (ran >= WHOLE)]
+    is_told = of.is_told[:, number]
+
+    def mean(values: Floats, which: Bools, over_ns: float) -> float:
+        sm_ns = (values * lengths)[which]
+        return float(sm_ns.sum()) / over_ns
+
+    return PartitionUse(
+        device=of.samples.device,
+        partition=of.partitions[number],
+        granted=int(of.granted[number]),
+        ran_ns=total_ns,
+        busy=mean(busy, is_known, known_ns) if known_ns else None,
+        busy_p95=float(np.quantile(whole, 0.95)) if len(whole) else None,
+        busy_most=float(whole.max()) if len(whole) else None,
+        low=mean(of.low[:, number], ran > 0, total_ns),
+        high=mean(of.high[:, number], ran > 0, total_ns),
+        directly=float(ran_ns[is_told].sum()) / total_ns,
+        tensor=means.tensor,
+        read=means.rate(READ),
+        written=means.rate(WRITTEN),
+        moved=means.rate(MOVED),
+    )
 
 
 MOST = 0.5
@@ -264,53 +275,58 @@ def _median(lasted_ns: Ints) -> float | None:
 def _rate_during(of: Shares, rows: Ints) -> float | None:
     """Return the GB/s of the whole GPU in the samples that are mostly of some rows."""
     samples, work = of.samples, of.work
-    during = covered(union(work.starts[rows], work.ends[rows]), samples.starts, samples.ends)
-    which = during >= MOST * samples.lengths
-    moved = [samples.values[name][which] for name in (READ, WRITTEN, MOVED)]
-    rate = np.where(np.isnan(moved[2]), moved[0] + moved[1], moved[2])
-    total_ns = float(samples.lengths[which].sum())
-    mean = float((rate * samples.lengths[which]).sum()) / total_ns if total_ns else np.nan
-    return None if np.isnan(mean) else mean
+    intervals = union(work.starts[rows], work.ends[rows])
+    during_ns = covered(intervals, samples.starts, samples.ends)
+    which = during_ns >= MOST * samples.lengths
+    lengths = samples.lengths[which]
+    read, written, moved = (samples.values[name][which] for name in (READ, WRITTEN, MOVED))
+    rate = np.where(np.isnan(moved), read + written, moved)
+    if not len(rate) or np.isnan(rate).any():
+        return None
+    return float((rate * lengths).sum() / lengths.sum())
 
 
 def _kernels(trace: Trace, of: Shares) -> Iterator[KernelUse]:
-    work = of.work
     plain, names = codes(plain_names(trace.spans))
     category, workloads = codes(trace.spans.column("category"))
     config, texts = codes(trace.spans.column("launch_config"))
     blocks = launched_blocks(texts)
-    ids, lasted = trace.array("id"), work.ends - work.starts
-    for key in np.unique(of.sole_key[of.sole_key >= 0]).tolist():
-        rows = np.flatnonzero(of.sole_key == key)
-        ran = of.ran[rows].max(axis=1)
-        rows, ran = rows[ran > 0], ran[ran > 0]
-        if not len(rows):
+    ids, work = trace.array("id"), of.work
+    lasted = work.ends - work.starts
+    of_key = of.sole_key[of.sole_key >= 0]
+    for key in np.unique(of_key).tolist():
+        share = of.ran.max(axis=1)
+        samples = np.flatnonzero((of.sole_key == key) & (share > 0))
+        if not len(samples):
             continue
-        means = _Means(of, rows, ran)
-        first, number = work.rows[work.keys[key]], int(work.partition[work.keys[key]])
+        ran = share[samples]
+        means = _Means(of, samples, ran)
+        whole = of.samples.values[BUSY][samples[ran >= WHOLE]]
+        first = work.rows[work.keys[key]]
+        number = int(work.partition[work.keys[key]])
         launches = np.flatnonzero(work.key == key)
-        longest = launches[np.argsort(-lasted[launches], kind="stable")[:_SPANS]]
-        whole = of.samples.values[BUSY][rows[ran >= WHOLE]]
-        in_launch = int(blocks[config[first]])
+        order = np.argsort(-lasted[launches], kind="stable")
+        longest = launches[order[:_SPANS]]
         is_beside = work.beside(launches) >= MOST
         alone, beside = launches[~is_beside], launches[is_beside]
+        is_stated = texts[config[first]] is not None
         yield KernelUse(
-            of.samples.device,
-            str(names[plain[first]]),
-            workloads[category[first]],
-            of.partitions[number],
-            int(of.granted[number]),
-            in_launch if texts[config[first]] else None,
-            len(launches),
-            means.rate(BUSY) or 0.0,
-            float(whole.max()) if len(whole) else None,
-            float((ran * of.samples.lengths[rows]).sum()),
-            means.tensor,
-            means.rate(READ),
-            means.rate(WRITTEN),
-            means.rate(MOVED),
-            _median(lasted[alone]),
-            _median(lasted[beside]),
-            _rate_during(of, beside),
-            tuple(ids[work.rows[longest]].tolist()),
+            device=of.samples.device,
+            kernel=str(names[plain[first]]),
+            workload=workloads[category[first]],
+            partition=of.partitions[number],
+            granted=int(of.granted[number]),
+            blocks=int(blocks[config[first]]) if is_stated else None,
+            launches=len(launches),
+            busy=means.rate(BUSY) or 0.0,
+            busy_most=float(whole.max()) if len(whole) else None,
+            ran_ns=float((ran * of.samples.lengths[samples]).sum()),
+            tensor=means.tensor,
+            read=means.rate(READ),
+            written=means.rate(WRITTEN),
+            moved=means.rate(MOVED),
+            alone_ns=_median(lasted[alone]),
+            beside_ns=_median(lasted[beside]),
+            beside_rate=_rate_during(of, beside),
+            spans=tuple(ids[work.rows[longest]].tolist()),
         )

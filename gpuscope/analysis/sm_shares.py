@@ -26,7 +26,8 @@ CLOCKS_NS = 1000
 10 µs were 0.8 µs before to 0.3 µs behind those of the records."""
 _MOST_OF = 0.5
 """Share of a sample in which a kernel has to run for the sample to tell its level."""
-_HALVINGS = 60
+_POWERS, _HALVINGS = 30.0, 60
+"""Of 2: the factor that brings estimates to the sum lies between; how often that is halved."""
 
 
 @dataclass(frozen=True)
@@ -120,37 +121,91 @@ def _divided(trace: Trace, samples: Samples) -> Shares | None:
     work = _work(trace, samples)
     if work is None:
         return None
-    code, names = codes(trace.spans.column("partition"))
-    partitions = tuple(names[number] for number in code[work.rows[work.firsts]].tolist())
-    facts = [trace.metadata.partition(name) for name in partitions]
-    granted = np.array(
-        [
-            float(samples.sms if name is None else fact.sm_count or len(fact.sm_ids) or samples.sms)
-            for name, fact in zip(partitions, facts, strict=True)
-        ]
-    )
+    partitions, granted = _partitions(trace, samples, work)
+    count = len(partitions)
     slack_ns = 0 if trace.is_simulated else CLOCKS_NS
-    ran, reach = (_ran(work, samples, len(partitions), slack) for slack in (0, slack_ns))
-    total = samples.values[BUSY]
-    high = np.minimum(granted * reach, _room(trace, work, samples, len(partitions), slack_ns))
-    low = np.maximum(0.0, total[:, None] - (high.sum(axis=1, keepdims=True) - high))
-    low = np.minimum(low, high)
-    high = np.minimum(high, total[:, None])
-    sole = np.where((reach > 0).sum(axis=1) == 1, reach.argmax(axis=1), -1)
-    is_sole = sole[:, None] == np.arange(len(partitions))
-    low, high = (np.where(is_sole, total[:, None], bound) for bound in (low, high))
+    ran = _ran(work, samples, count, 0)
+    reach = _ran(work, samples, count, slack_ns)
+    sole = _the_only(reach > 0)
+    room = _room(trace, work, samples, count, slack_ns)
+    most = np.minimum(granted * reach, room)
+    low, high = _bounds(most, sole, samples.values[BUSY])
     is_told = (reach > 0) & (high - low <= MEETING_SMS)
-    key_count = np.bincount(work.pair_sample, minlength=len(samples))
-    sole_key = np.full(len(samples), -1, np.int64)
-    sole_key[work.pair_sample] = work.pair_key
-    sole_key[key_count != 1] = -1
     busy = np.where(is_told, (low + high) / 2, np.nan)
     busy[reach == 0] = 0.0
     divided = Shares(
-        samples, partitions, granted, ran, low, high, busy, is_told, sole, sole_key, work
+        samples=samples,
+        partitions=partitions,
+        granted=granted,
+        ran=ran,
+        low=low,
+        high=high,
+        busy=busy,
+        is_told=is_told,
+        sole=sole,
+        sole_key=_sole_keys(work, samples),
+        work=work,
     )
     _estimate(divided)
     return divided
+
+
+def _partitions(
+    trace: Trace,
+    samples: Samples,
+    work: BusyWork,
+) -> tuple[tuple[str | None, ...], Floats]:
+    """Return the names of the partitions that worked, and how many SMs each has."""
+    code, names = codes(trace.spans.column("partition"))
+    of_first = code[work.rows[work.firsts]]
+    partitions = tuple(names[number] for number in of_first.tolist())
+    granted = np.full(len(partitions), float(samples.sms))
+    for number, name in enumerate(partitions):
+        if name is None:
+            continue
+        facts = trace.metadata.partition(name)
+        if sms := facts.sm_count or len(facts.sm_ids):
+            granted[number] = sms
+    return partitions, granted
+
+
+def _bounds(most: Floats, sole: Ints, total: Floats) -> tuple[Floats, Floats]:
+    """Return between what the busy SMs of each partition lie.
+
+    Parameters
+    ----------
+    most
+        Sample × partition → SMs that it can have kept busy.
+    sole
+        Sample → the only partition that ran, which all of its busy SMs are of.
+    total
+        Sample → busy SMs.
+    """
+    of_all = total[:, None]
+    of_others = most.sum(axis=1, keepdims=True) - most
+    low = np.clip(of_all - of_others, 0.0, most)
+    high = np.minimum(most, of_all)
+    numbers = np.arange(most.shape[1])
+    is_sole = sole[:, None] == numbers
+    low = np.where(is_sole, of_all, low)
+    high = np.where(is_sole, of_all, high)
+    return low, high
+
+
+def _the_only(is_there: Bools) -> Ints:
+    """Return in which column each row is true, −1 where it is in none or several."""
+    count = is_there.sum(axis=1)
+    which = is_there.argmax(axis=1)
+    return np.where(count == 1, which, -1)
+
+
+def _sole_keys(work: BusyWork, samples: Samples) -> Ints:
+    """Return the number of the only kernel that ran in each sample, −1 for none or several."""
+    count = np.bincount(work.pair_sample, minlength=len(samples))
+    sole_key = np.full(len(samples), -1, np.int64)
+    sole_key[work.pair_sample] = work.pair_key
+    sole_key[count != 1] = -1
+    return sole_key
 
 
 def _work(trace: Trace, samples: Samples) -> BusyWork | None:
@@ -160,21 +215,47 @@ def _work(trace: Trace, samples: Samples) -> BusyWork | None:
         return None
     starts = trace.array("start_ns")[rows]
     ends = trace.array("end_ns", fill=int(samples.ends[-1]))[rows]
-    columns = ("partition", "name", "launch_config")
-    partition, name, config = (codes(trace.spans.column(column))[0][rows] for column in columns)
-    firsts, partition = combined(partition)
-    keys, key = combined(partition, name, config)
-    first = np.searchsorted(samples.ends, starts, "right")
-    counts = np.maximum(0, np.searchsorted(samples.starts, ends, "left") - first)
-    row = np.repeat(np.arange(len(rows)), counts)
-    sample = np.repeat(first - np.r_[0, np.cumsum(counts)[:-1]], counts) + np.arange(len(row))
-    ran_ns = np.minimum(ends[row], samples.ends[sample])
-    ran_ns -= np.maximum(starts[row], samples.starts[sample])
+
+    def coded(column: str) -> Ints:
+        return codes(trace.spans.column(column))[0][rows]
+
+    firsts, partition = combined(coded("partition"))
+    keys, key = combined(
+        partition,
+        coded("name"),
+        coded("launch_config"),
+    )
+    row, sample = _meetings(samples, starts, ends)
+    from_ns = np.maximum(starts[row], samples.starts[sample])
+    until_ns = np.minimum(ends[row], samples.ends[sample])
     at, pair = combined(sample, key[row])
-    share = np.bincount(pair, ran_ns, len(at)) / samples.lengths[sample[at]]
-    pairs = sample[at], key[row][at], share
-    times = Busy.of(Groups(partition, [*range(len(firsts))]), starts, ends)
-    return BusyWork(rows, starts, ends, partition, firsts, key, keys, *pairs, times)
+    lasted_ns = np.bincount(pair, until_ns - from_ns, len(at))
+    groups = Groups(partition, [*range(len(firsts))])
+    return BusyWork(
+        rows=rows,
+        starts=starts,
+        ends=ends,
+        partition=partition,
+        firsts=firsts,
+        key=key,
+        keys=keys,
+        pair_sample=sample[at],
+        pair_key=key[row][at],
+        pair_share=lasted_ns / samples.lengths[sample[at]],
+        times=Busy.of(groups, starts, ends),
+    )
+
+
+def _meetings(samples: Samples, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Return each pair of an interval and a sample that it meets: the numbers of both."""
+    first = np.searchsorted(samples.ends, starts, "right")
+    behind = np.searchsorted(samples.starts, ends, "left")
+    counts = np.maximum(0, behind - first)
+    interval = np.repeat(np.arange(len(starts)), counts)
+    before = np.cumsum(counts) - counts
+    sample = np.arange(len(interval))
+    sample += np.repeat(first - before, counts)
+    return interval, sample
 
 
 def _workers(trace: Trace, device: int) -> Ints:
@@ -218,49 +299,74 @@ def covered(intervals: Intervals, starts: Ints, ends: Ints) -> Ints:
     """
     begins, stops = intervals.T
     total = np.r_[0, np.cumsum(stops - begins)]
+    before_all = np.iinfo(np.int64).min
+    stop_of_last = np.r_[before_all, stops]
 
     def until(times: Ints) -> Ints:
         begun = np.searchsorted(begins, times, "right")
-        ahead = np.maximum(0, np.r_[np.iinfo(np.int64).min, stops][begun] - times)
-        return np.asarray(total[begun] - np.where(begun > 0, ahead, 0), np.int64)
+        ahead = np.maximum(0, stop_of_last[begun] - times)
+        ahead[begun == 0] = 0
+        return np.asarray(total[begun] - ahead, np.int64)
 
     return np.asarray(until(ends) - until(starts), np.int64)
 
 
 def levels(shares: Shares) -> Floats:
     """Return for each kernel the SMs that it kept busy where it ran alone; NaN where unknown."""
-    samples, work = shares.samples, shares.work
-    lone = np.flatnonzero(shares.sole_key >= 0)
-    lone = lone[shares.ran[lone].max(axis=1) >= _MOST_OF]
-    key, lasted = shares.sole_key[lone], samples.lengths[lone].astype(np.float64)
-    busy = np.bincount(key, samples.values[BUSY][lone] * lasted, len(work.keys))
-    ran = np.bincount(key, shares.ran[lone].max(axis=1) * lasted, len(work.keys))
+    samples = shares.samples
+    share = shares.ran.max(axis=1)
+    alone = (shares.sole_key >= 0) & (share >= _MOST_OF)
+    key = shares.sole_key[alone]
+    lasted = samples.lengths[alone].astype(np.float64)
+    busy_ns = samples.values[BUSY][alone] * lasted
+    ran_ns = share[alone] * lasted
+    kernels = len(shares.work.keys)
+    busy = np.bincount(key, busy_ns, kernels)
+    ran = np.bincount(key, ran_ns, kernels)
     return np.where(ran > 0, busy / np.maximum(ran, 1.0), np.nan)
 
 
 def _estimate(shares: Shares) -> None:
     """Fill in what is not told but lies between bounds, where all that ran has a known level."""
-    work, ran = shares.work, shares.ran
-    of_key = work.partition[work.keys]
-    expected = np.zeros_like(ran)
-    level = levels(shares)[work.pair_key] * work.pair_share
-    np.add.at(expected, (work.pair_sample, of_key[work.pair_key]), level)
-    expected = np.minimum(expected, shares.granted * ran)
-    open_rows = np.flatnonzero(
-        ((ran > 0) & ~shares.is_told).any(axis=1) & ~np.isnan(expected).any(axis=1)
-    )
-    if not len(open_rows):
+    is_open = (shares.ran > 0) & ~shares.is_told
+    expected = _expected(shares)
+    is_known = ~np.isnan(expected).any(axis=1)
+    samples = np.flatnonzero(is_open.any(axis=1) & is_known)
+    if not len(samples):
         return
-    low, high, expected = (part[open_rows] for part in (shares.low, shares.high, expected))
-    total = np.minimum(shares.samples.values[BUSY][open_rows], high.sum(axis=1))
-    least, most = np.full(len(open_rows), -30.0), np.full(len(open_rows), 30.0)
-    for _ in range(_HALVINGS):  # for the power of two with which the shares add up to the sum
+    low, high = shares.low[samples], shares.high[samples]
+    total = shares.samples.values[BUSY][samples]
+    estimate = _scaled(expected[samples], low, high, total)
+    shares.busy[samples] = np.where(
+        is_open[samples],
+        estimate,
+        shares.busy[samples],
+    )
+
+
+def _expected(shares: Shares) -> Floats:
+    """Return the SMs that the kernels in each sample keep busy alone, by partition."""
+    work = shares.work
+    level = levels(shares)[work.pair_key] * work.pair_share
+    partition = work.partition[work.keys][work.pair_key]
+    expected = np.zeros_like(shares.ran)
+    np.add.at(expected, (work.pair_sample, partition), level)
+    return np.minimum(expected, shares.granted * shares.ran)
+
+
+def _scaled(expected: Floats, low: Floats, high: Floats, total: Floats) -> Floats:
+    """Scale the shares of each sample by one factor, inside their bounds, up to its sum."""
+    reachable = np.minimum(total, high.sum(axis=1))
+
+    def at(power: Floats) -> Floats:
+        factor = np.exp2(power)[:, None]
+        return np.clip(expected * factor, low, high)
+
+    least = np.full(len(total), -_POWERS)
+    most = np.full(len(total), _POWERS)
+    for _ in range(_HALVINGS):
         middle = (least + most) / 2
-        scaled = np.clip(expected * np.exp2(middle)[:, None], low, high).sum(axis=1)
-        least, most = (
-            np.where(scaled < total, middle, least),
-            np.where(scaled < total, most, middle),
-        )
-    estimate = np.clip(expected * np.exp2(most)[:, None], low, high)
-    is_open_share = (ran[open_rows] > 0) & ~shares.is_told[open_rows]
-    shares.busy[open_rows] = np.where(is_open_share, estimate, shares.busy[open_rows])
+        is_less = at(middle).sum(axis=1) < reachable
+        least = np.where(is_less, middle, least)
+        most = np.where(is_less, most, middle)
+    return at(most)

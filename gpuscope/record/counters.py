@@ -104,7 +104,10 @@ class CounterProcess:
 
     def wait(self, until_s: float) -> None:
         """Wait for sampling to begin or be refused, until a time of ``time.monotonic``."""
-        while not (self._is_ready or self.refusal) and (rest_s := until_s - time.monotonic()) > 0:
+        while not (self._is_ready or self.refusal):
+            rest_s = until_s - time.monotonic()
+            if rest_s <= 0:
+                return
             self.listen(rest_s)
 
     def listen(self, rest_s: float = 0.0) -> None:
@@ -290,14 +293,14 @@ def counter_rows(
     steps: Mapping[str, Steps], device: int, uuid: str | None, source: str, first: int
 ) -> Batch:
     """Return a row for each value of each quantity, numbered from ``first`` on."""
-    known = [np.flatnonzero(~np.isnan(step.values)) for step in steps.values()]
-    count = sum(map(len, known))
+    had = [np.flatnonzero(~np.isnan(step.values)) for step in steps.values()]
+    count = sum(map(len, had))
 
     def gathered(field: int) -> Array:
-        parts = [step[field][rows] for step, rows in zip(steps.values(), known, strict=True)]
+        parts = [step[field][rows] for step, rows in zip(steps.values(), had, strict=True)]
         return np.concatenate(parts)
 
-    name = np.repeat(np.arange(len(steps)), [len(rows) for rows in known])
+    name = np.repeat(np.arange(len(steps)), [len(rows) for rows in had])
     columns = {
         "id": pa.array(counter_row(first + np.arange(count))),
         "kind": arrow.constant("counter", count),
@@ -311,6 +314,15 @@ def counter_rows(
     }
     arrays = [columns.get(column, pa.nulls(count)) for column in schema.SPAN_TYPES]
     return Batch(pa.table(dict(zip(schema.SPAN_TYPES, arrays, strict=True))))
+
+
+class _Change(NamedTuple):
+    """From a moment on, one more or less holds some SMs, or bytes move faster by a rate."""
+
+    at_ns: int
+    holders: int
+    mask: int
+    rate: float
 
 
 class ModelledCounters:
@@ -332,19 +344,27 @@ class ModelledCounters:
         """Forget what ended before."""
         self.done = [activity for activity in self.done if activity.end_ns >= since_ns]
 
-    def rows(self, device: DeviceInfo) -> Batch:
-        """Return the rows of all that is known: of each time between two changes."""
-        changes: list[tuple[int, int, int, float]] = []  # when, by how many holders, mask, rate
+    def _changes(self) -> list[_Change]:
+        """Return by time what began or ended."""
+        changes = []
         for activity in self.done:
             for mask, start_ns, end_ns in activity.sm_occupancy:
-                changes += [(start_ns, 1, mask, 0.0), (end_ns, -1, mask, 0.0)]
-            if activity.nbytes and (lasted_ns := activity.end_ns - activity.start_ns) > 0:
+                changes.append(_Change(start_ns, 1, mask, 0.0))
+                changes.append(_Change(end_ns, -1, mask, 0.0))
+            lasted_ns = activity.end_ns - activity.start_ns
+            if activity.nbytes and lasted_ns > 0:
                 rate = activity.nbytes / lasted_ns
-                changes += [(activity.start_ns, 0, 0, rate), (activity.end_ns, 0, 0, -rate)]
-        changes.sort(key=lambda change: change[0])
+                changes.append(_Change(activity.start_ns, 0, 0, rate))
+                changes.append(_Change(activity.end_ns, 0, 0, -rate))
+        return sorted(changes, key=lambda change: change.at_ns)
+
+    def rows(self, device: DeviceInfo) -> Batch:
+        """Return the rows of all that is known: of each time between two changes."""
+        changes = self._changes()
         busy = _held(changes)
-        moved = np.round(np.cumsum([rate for _, _, _, rate in changes]), _DIGITS)
-        starts = np.array([time for time, _, _, _ in changes], np.int64)
+        rates = np.array([change.rate for change in changes])
+        moved = np.round(np.cumsum(rates), _DIGITS)
+        starts = np.array([change.at_ns for change in changes], np.int64)
         ends = np.r_[starts[1:], starts[-1:]]
         lasts = np.flatnonzero(ends > starts)  # of changes at one time the last one counts
         steps = {
@@ -355,13 +375,15 @@ class ModelledCounters:
         return counter_rows(steps, device.index, device.uuid, "simulated", first)
 
 
-def _held(changes: Sequence[tuple[int, int, int, float]]) -> Floats:
+def _held(changes: Sequence[_Change]) -> Floats:
     """Return behind each change of who holds SMs how many anybody holds."""
-    most = max((mask.bit_length() for _, _, mask, _ in changes), default=0)
-    holders = np.zeros(most, np.int64)
+    sizes = [change.mask.bit_length() for change in changes]
+    holders = np.zeros(max(sizes, default=0), np.int64)
     counts = np.zeros(len(changes))
-    for number, (_, more, mask, _) in enumerate(changes):
-        if more:
-            holders[[sm for sm in range(mask.bit_length()) if mask >> sm & 1]] += more
+    for number, change in enumerate(changes):
+        if change.holders:
+            bits = range(change.mask.bit_length())
+            sms = [sm for sm in bits if change.mask >> sm & 1]
+            holders[sms] += change.holders
         counts[number] = np.count_nonzero(holders)
     return counts

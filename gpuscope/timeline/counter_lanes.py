@@ -213,16 +213,18 @@ class CounterLane:
     @cached_property
     def _sums(self) -> Floats:
         """Quantity × step: its sum over the steps before; and over all."""
-        sums = np.zeros((len(self.values), len(self.starts) + 1))
-        np.cumsum(self.values * (self.ends - self.starts), axis=1, out=sums[:, 1:])
-        return sums
+        lasted = self.ends - self.starts
+        of_steps = self.values * lasted
+        before_all = np.zeros((len(self.values), 1))
+        return np.hstack([before_all, of_steps.cumsum(axis=1)])
 
     def columns(self, edges: Array) -> LaneColumns:
         """Return the columns between edges, in time that does not depend on how many steps."""
         step = np.searchsorted(self.starts, edges, "right") - 1
         at = np.maximum(step, 0)
-        into = np.minimum(edges, self.ends[at]) - self.starts[at]
-        sums = self._sums[:, at] + self.values[:, at] * np.where(step < 0, 0, into)
+        until = np.minimum(edges, self.ends[at])
+        into = np.where(step < 0, 0, until - self.starts[at])
+        sums = self._sums[:, at] + self.values[:, at] * into
         return LaneColumns(self.facts, np.diff(sums, axis=1), np.diff(edges))
 
     def within(self, most: int) -> CounterLane:
@@ -264,11 +266,15 @@ def _of_partitions(
 ) -> Iterator[CounterLane]:
     certain = np.where(of.is_told, of.busy, 0.0)
     is_bounds = np.isnan(of.busy)
-    estimated = np.where(is_bounds, of.low, np.where(of.is_told, 0.0, of.busy))
+    estimated = np.where(is_bounds, of.low, of.busy)
+    estimated[of.is_told] = 0.0
     between = np.where(is_bounds, of.high - of.low, 0.0)
     unused = np.maximum(0.0, of.granted * of.ran - certain - estimated - between)
-    low, high = (np.where(of.is_told, of.busy, bound) for bound in (of.low, of.high))
-    quantities = np.stack([np.ones_like(certain), certain, estimated, between, unused, low, high])
+    low = np.where(of.is_told, of.busy, of.low)
+    high = np.where(of.is_told, of.busy, of.high)
+    sampled = np.ones_like(certain)
+    layers = (certain, estimated, between, unused)
+    quantities = np.stack([sampled, *layers, low, high])
     for number, (partition, granted) in enumerate(
         zip(of.partitions, of.granted.tolist(), strict=True)
     ):
@@ -283,13 +289,11 @@ def _of_partitions(
 
 
 def _of_memory(samples: Samples, *, by_model: bool) -> Iterator[CounterLane]:
-    sides = [samples.values[name] for name in (READ, WRITTEN) if name in samples.values]
     layers: tuple[Layer, ...] = ("read", "written")
-    if len(sides) < len(layers) or np.isnan(sides[0] + sides[1]).all():
-        sides, layers = (
-            [samples.values.get(MOVED, np.full(len(samples), np.nan))],
-            ("read and written",),
-        )
+    sides = [samples.values[READ], samples.values[WRITTEN]]
+    if np.isnan(sides[0] + sides[1]).all():
+        layers = ("read and written",)
+        sides = [samples.values[MOVED]]
     total = np.sum(sides, axis=0)
     most = float(np.nanmax(total, initial=0.0)) if len(total) else 0.0
     if most <= 0 or not np.isfinite(most):

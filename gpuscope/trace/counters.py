@@ -88,9 +88,10 @@ def _of_device(
     busy = busy[_apart(starts[busy], ends[busy])]
     values = {}
     for text in QUANTITIES:
-        told = of_name.get(text, nothing)
-        at = match(starts[busy], starts[told])
-        values[text] = np.where(at >= 0, np.r_[value[told], np.nan][at], np.nan)
+        of_quantity = of_name.get(text, nothing)
+        at = match(starts[busy], starts[of_quantity])
+        with_none = np.r_[value[of_quantity], np.nan]  # which the last one, −1, is
+        values[text] = with_none[at]
     return Samples(
         device,
         trace.metadata.device(device).sm_count or 0,

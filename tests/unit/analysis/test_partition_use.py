@@ -337,7 +337,7 @@ def test_a_genuine_product_does_not_fill_its_partition(genuine):
     used = {use.partition: use for use in analysis.partition_use(genuine).partitions}
     assert 14 < used["a"].busy < 16
     assert used["a"].busy_most <= 16.5
-    assert used["a"].told > 0.9
+    assert used["a"].directly > 0.9
     product = next(
         kernel
         for kernel in analysis.partition_use(genuine).kernels

@@ -197,6 +197,61 @@ def partition_use(trace: Trace) -> PartitionUseResult:
 
 
 @dataclass(frozen=True)
+class SpanUse:
+    """What was used in the samples that lie wholly in one span's time.
+
+    Attributes
+    ----------
+    granted
+        SMs of its partition.
+    busy, low, high
+        Mean of the partition's busy SMs, as told or estimated, and its bounds; ``None`` where
+        there is nothing but these.
+    directly
+        Share of the samples that tell them directly.
+    tensor
+        Share of the busy SMs' tensor pipes; ``None`` unless its partition alone ran.
+    rate
+        GB/s of the whole GPU.
+    """
+
+    granted: int
+    busy: float | None
+    low: float
+    high: float
+    directly: float
+    tensor: float | None
+    rate: float | None
+
+
+def span_use(trace: Trace, span: int) -> SpanUse | None:
+    """Return what a span of a GPU's work used; ``None`` where no sample lies in it."""
+    for of in shares(trace):
+        work = of.work
+        which = np.flatnonzero(trace.array("id")[work.rows] == span)
+        if not len(which):
+            continue
+        start_ns, end_ns = work.starts[which[0]], work.ends[which[0]]
+        inside = (of.samples.starts >= start_ns) & (of.samples.ends <= end_ns)
+        rows = np.flatnonzero(inside)
+        if not len(rows):
+            return None
+        number = int(work.partition[which[0]])
+        busy = of.busy[rows, number]
+        is_alone = bool((of.sole[rows] == number).all())
+        return SpanUse(
+            granted=int(of.granted[number]),
+            busy=None if np.isnan(busy).any() else float(busy.mean()),
+            low=float(of.low[rows, number].mean()),
+            high=float(of.high[rows, number].mean()),
+            directly=float(of.is_told[rows, number].mean()),
+            tensor=_Means(of, rows, np.ones(len(rows))).tensor if is_alone else None,
+            rate=_rate_during(of, which[:1]),
+        )
+    return None
+
+
+@dataclass(frozen=True)
 class _Means:
     """Means over some samples, by time, while something ran there for some share of each."""
 

@@ -11,6 +11,7 @@ from gpuscope._checks import door
 from gpuscope._tables import html_table
 from gpuscope._text import clean, duration, percent, shown, stream_label
 from gpuscope.analysis.call_parts import HOST
+from gpuscope.analysis.counters_analysis import span_use
 from gpuscope.analysis.part import ORDER, Part, PartKind, lasted_ns
 from gpuscope.analysis.samples_analysis import SeenFunction, Stretches, functions_in, seen_from
 from gpuscope.analysis.span_rows import OPEN, WORK, SpanRows
@@ -83,6 +84,8 @@ class Explanation:
     functions
         What its thread was seen doing in the host's program, where stacks were sampled; or another
         that held Python's lock meanwhile.
+    used
+        What it used of its SMs and the memory, in words, where counters were sampled while it ran.
 
     Examples
     --------
@@ -107,6 +110,7 @@ class Explanation:
     provenance: str
     site: str = ""
     functions: tuple[SeenFunction, ...] = ()
+    used: str = ""
 
     @property
     def unexplained_ns(self) -> int:
@@ -135,6 +139,7 @@ class Explanation:
             lines.append(f"{'Launched' if self.kind in WORK else 'Called'} at {self.site}.")
         if seen := [seen_from(None, function) for function in self.functions[:_FUNCTIONS]]:
             lines.append(f"Of the host's program {', '.join(seen)}.")
+        lines += filter(None, [self.used])
         lines += self.doubts
         return "\n".join(map(clean, lines))
 
@@ -218,7 +223,29 @@ def explain(trace: Trace, span: int) -> Explanation:
         provenance=rows.provenance,
         site=site_words(rows.text("site", row)),
         functions=_functions(trace, int(rows.threads[row]), parts),
+        used=_used(trace, int(rows.ids[row])),
     )
+
+
+def _used(trace: Trace, span: int) -> str:
+    """Say what a span used by hardware counters; nothing where no sample lies in it."""
+    use = span_use(trace, span)
+    if use is None:
+        return ""
+    between = f"{use.low:.3g} to {use.high:.3g}"
+    if use.busy is None:
+        busy = f"between {between}"
+    elif use.directly < 1:
+        busy = f"about {use.busy:.3g} ({between})"
+    else:
+        busy = f"{use.busy:.3g}"
+    clauses = [f"it kept {busy} of its {use.granted} SMs busy"]
+    if use.tensor is not None:
+        clauses.append(f"their tensor pipes {percent(use.tensor)}")
+    if use.rate is not None:
+        clauses.append(f"while the GPU's memory moved {use.rate:.4g} GB/s")
+    source = "its model" if trace.is_simulated else "counters"
+    return f"By {source} {', '.join(clauses)}."
 
 
 def _functions(trace: Trace, thread: int, parts: Sequence[Part]) -> tuple[SeenFunction, ...]:

@@ -158,7 +158,10 @@ RULES = {
     "gain.lost": Rule("Gain {gain}: little or no throughput won"),
     "answer.waited": Rule("{waited} of {judged} calls[, chosen from {n},] waited for SMs"),
     "answer.untold": Rule("The trace does not tell what the calls waited for"),
-    "answer.stayed": Rule("Yes: all {given}[ {recorded}] inside[; {unfinished} did not end]"),
+    "answer.stayed": Rule(
+        "Yes: all {given}[ {recorded}] inside[; {unfinished} did not end]"
+        "[; by counters at most {most} of the {sms} SMs of {counted} were busy]"
+    ),
     "answer.strayed": Rule("No: {inside} of {given} given to {partition} inside"),
     "escape.partition": Rule(
         f"{_ESCAPED[0]}in {_ESCAPED[1]}",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from gpuscope._columns import is_of_requests
 from gpuscope.analysis.calls_analysis import Calls, calls_of
 from gpuscope.analysis.confinement_analysis import ConfinementResult, PartitionConfinement
+from gpuscope.analysis.counters_analysis import partition_use
 from gpuscope.analysis.escapes import Escape
 from gpuscope.analysis.part import PartKind, lasted_ns
 from gpuscope.analysis.queue_analysis import described_workloads
@@ -18,6 +19,7 @@ from gpuscope.analysis.rates import RATES
 from gpuscope.analysis.result import Row
 from gpuscope.analysis.settings import has_own_sms
 from gpuscope.analysis.trace_parts import trace_parts
+from gpuscope.errors import MissingEvidence
 from gpuscope.telling.explanation import in_words
 from gpuscope.telling.finding import Finding, Mend, Quantity, Shown, counts
 from gpuscope.telling.of_setting import of_requests, quantities, together
@@ -102,7 +104,7 @@ def verdict_of(
     if trace.metadata.missing:
         missing = {"missing": trace.metadata.missing}
         notes.insert(0, Finding("incomplete", "warning", missing))
-    stayed = _stayed(confinement, trace.metadata.missing)
+    stayed = _counted(trace, _stayed(confinement, trace.metadata.missing))
     answers = _overlapped(won), _answer(calls, timed), stayed, _gained(won)
     return RunVerdict(headline, tuple(notes), *answers, calls)
 
@@ -264,3 +266,27 @@ def _stayed(confinement: ConfinementResult | Finding, missing: str) -> Finding:
     if astray:
         return Finding("answer.strayed", "error", subject, values)
     return Finding("answer.stayed", "note", subject, values)
+
+
+def _counted(trace: Trace, stayed: Finding) -> Finding:
+    """Add to the answer that work stayed what counters say of the partition with least room."""
+    if stayed.rule != "answer.stayed" or trace.is_simulated:
+        return stayed  # a model that is its own evidence is none
+    try:
+        partitions = partition_use(trace).partitions
+    except MissingEvidence:
+        return stayed
+    most_of = {
+        use: use.busy_most / use.granted
+        for use in partitions
+        if use.partition is not None and use.busy_most is not None
+    }
+    if not most_of:
+        return stayed
+    tightest = max(most_of, key=most_of.__getitem__)
+    most = Quantity("most", most_of[tightest] * tightest.granted)
+    return replace(
+        stayed,
+        subject={**stayed.subject, "counted": str(tightest.partition)},
+        values=(*stayed.values, most, *counts(sms=tightest.granted)),
+    )

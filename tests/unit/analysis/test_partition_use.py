@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 import gpuscope as gs
 from gpuscope import analysis, telling
+from gpuscope.analysis.counters_analysis import span_use
 from gpuscope.analysis.sm_shares import covered, shares
 from gpuscope.errors import MissingEvidence
+from gpuscope.telling.verdict import verdict_of
 from gpuscope.trace import Trace
 from gpuscope.trace.counters import BUSY, LOST, READ, TENSOR, WRITTEN, samples_of
 from gpuscope.trace.facts import DeviceFacts, PartitionFacts
@@ -345,3 +347,53 @@ def test_a_genuine_product_does_not_fill_its_partition(genuine):
     )
     assert 14.3 < product.busy < 14.9
     assert product.tensor > 0.9
+
+
+def test_a_genuine_span_says_what_it_used(genuine):
+    spins = genuine.where(kind="kernel", name="spin", partition="a").array("id")
+    use = span_use(genuine, int(spins[1]))
+    assert use.granted == 16
+    assert use.busy == pytest.approx(16, abs=0.5)
+    assert use.directly == 1
+    assert use.tensor == 0
+    assert "16 of its 16 SMs" in telling.explain(genuine, int(spins[1])).used
+
+
+def test_what_has_no_sample_in_its_time_says_nothing():
+    made = Made()
+    made.kernel("k", "a", 0.2, 0.8)
+    made.samples(3)
+    assert span_use(made.trace, 1) is None
+
+
+def test_confinement_is_answered_by_counters_too(genuine):
+    stayed = verdict_of(genuine, [], analysis.confinement(genuine)).stayed
+    assert stayed.rule == "answer.stayed"
+    assert stayed["sms"].value in (16, 32, 84)
+    assert stayed["most"].value <= stayed["sms"].value + 0.5
+
+
+@pytest.mark.parametrize("suffix", [".json", ".sqlite", ".parquet"])
+def test_samples_survive_a_file(genuine, tmp_path, suffix):
+    path = tmp_path / f"trace{suffix}"
+    gs.export(genuine, path)
+    (before,), (after,) = samples_of(genuine), samples_of(gs.load_trace(path))
+    assert len(after) == len(before)
+    apart = np.diff(before.starts) - np.diff(after.starts)
+    assert (apart == 0).all()
+    for name, quantity in before.values.items():
+        np.testing.assert_allclose(after.values[name], quantity, rtol=1e-12)
+
+
+def test_the_rest_of_a_simulated_run_says_that_a_model_did():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    kernel = gs.workloads.spin_kernel(gpu)
+    with gpu.carve({"a": 16}) as parts, gs.profile(gpu, counters=True) as recording:
+        stream = parts["a"].create_stream()
+        stream.launch(kernel, 50_000, grid=4, block=32)
+        stream.synchronize()
+    trace = recording.trace
+    (use,) = analysis.partition_use(trace).partitions
+    assert (use.busy, use.granted, use.directly) == (4, 16, 1)
+    assert analysis.partition_use(trace).is_simulated
+    assert verdict_of(trace, [], analysis.confinement(trace)).stayed.names.get("counted") is None

@@ -211,6 +211,8 @@ class Dashboard:
                 experiment = experiment.model_copy(update={"detail": "full"})
             if self.bar.hazards:
                 experiment = experiment.model_copy(update={"hazards": True})
+            if self.bar.counters:
+                experiment = experiment.model_copy(update={"counters": True})
             if not self.is_running:
                 self._shown.begin()
             self._work.begin(partial(self._run, experiment), "Preparing: carving, warming up …")

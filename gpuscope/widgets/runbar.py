@@ -44,6 +44,7 @@ class RunBar(Control):
     live = traitlets.Bool(default_value=True, help="Whether the picture is drawn during a run.")
     sms = traitlets.Bool(help="Whether a run records which SM ran what.")
     hazards = traitlets.Bool(help="Whether a run looks for work that nothing orders.")
+    counters = traitlets.Bool(help="Whether a run samples hardware counters.")
     folded = traitlets.Bool(help="Whether the editor is folded to a rail.")
     progress = traitlets.Float(help="Share of the run's time that has passed, 0 to 1.")
     left = traitlets.Unicode(help="How much time is left, in words.")

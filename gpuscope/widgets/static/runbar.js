@@ -17,6 +17,7 @@ function render({ model, el }) {
     ["live", "Draw while it runs: takes turns with what is measured", "Live"],
     ["sms", "Record which SM ran what, for the rows of SMs and their map: many more rows", "SM map"],
     ["hazards", "Look for work that shares bytes and that nothing orders", "Hazards"],
+    ["counters", "Sample busy SMs, tensor pipes and memory, for a lane of each partition", "Counters"],
   ].map(([name, title, label]) => {
     const box = h("input", { type: "checkbox", onchange: () => set(model, name, box.checked) });
     return [box, h("label", { class: "gs-inline", title }, box, label), name];

@@ -34,6 +34,7 @@ from gpuscope.experiments.runner import Progress
 from gpuscope.telling.rules import RULES
 from gpuscope.timeline.style import colours_of
 from gpuscope.trace import Trace
+from gpuscope.trace.counters import BUSY, samples_of
 from gpuscope.widgets import dashboard as module
 from gpuscope.widgets import results
 from gpuscope.widgets.carver import PartitionCarver
@@ -634,6 +635,17 @@ def test_the_sms_are_recorded_where_that_is_ticked(dashboard, pages):  # noqa: F
     assert shown(dashboard).kind_counts()["block"] > 0
     assert dashboard.timeline.sms
     assert "No SM map" not in dashboard.results.value
+
+
+def test_counters_are_sampled_where_that_is_ticked(dashboard, pages):  # noqa: F811 - the fixture
+    page = pages(dashboard.bar)
+    short(dashboard)
+    run(dashboard)
+    assert samples_of(shown(dashboard)) == ()
+    page.set(counters=True)
+    run(dashboard)
+    (samples,) = samples_of(shown(dashboard))
+    assert samples.values[BUSY].max() > 0
 
 
 def test_it_starts_from_the_first_preset_and_says_so(dashboard, pages):  # noqa: F811

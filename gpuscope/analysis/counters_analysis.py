@@ -9,7 +9,7 @@ from typing import Annotated
 import numpy as np
 
 from gpuscope._checks import door
-from gpuscope._types import Bools, Floats, Ints
+from gpuscope._types import Array, Bools, Floats, Ints
 from gpuscope.analysis.intervals import union
 from gpuscope.analysis.result import Result, about, sentences
 from gpuscope.analysis.sm_shares import Shares, covered, shares
@@ -33,7 +33,7 @@ class PartitionUse:
     partition
         ``None``: work on the whole GPU.
     granted
-        SMs that it has.
+        SMs that it has; ``None`` where that is unknown, or carvings of its name differ.
     ran_ns
         For how long of the samples it ran.
     busy, busy_p95, busy_most
@@ -47,12 +47,15 @@ class PartitionUse:
     tensor
         Share of the cycles of its busy SMs' tensor pipes, where it ran alone.
     read, written
-        Mean GB/s where it ran alone; of a simulated GPU ``moved`` has both as one.
+        Mean GB/s where it ran alone, and the host copied nothing; of a simulated GPU ``moved`` has
+        both as one.
+    alone_most
+        The highest of samples in which it alone ran all the time, whatever was granted.
     """
 
     device: Annotated[int, "GPU"]
     partition: Annotated[str | None, "partition"]
-    granted: Annotated[int, "SMs granted"]
+    granted: Annotated[int | None, "SMs granted"]
     ran_ns: Annotated[float, "ran (ms)"]
     busy: Annotated[float | None, "busy SMs"]
     busy_p95: Annotated[float | None, "busy SMs p95"]
@@ -64,6 +67,12 @@ class PartitionUse:
     read: Annotated[float | None, "read (GB/s)"]
     written: Annotated[float | None, "written (GB/s)"]
     moved: Annotated[float | None, "read and written (GB/s)"]
+    alone_most: float | None
+
+    @property
+    def rate(self) -> float | None:
+        """GB/s read and written where it ran alone; ``None`` where unknown."""
+        return _rate(self.read, self.written, self.moved)
 
 
 @dataclass(frozen=True)
@@ -93,7 +102,7 @@ class KernelUse:
     kernel: str
     workload: str | None
     partition: str | None
-    granted: int
+    granted: int | None
     blocks: int | None
     launches: int
     busy: float
@@ -111,9 +120,14 @@ class KernelUse:
     @property
     def rate(self) -> float | None:
         """GB/s read and written where it ran alone; ``None`` where unknown."""
-        if self.moved is not None:
-            return self.moved
-        return None if self.read is None or self.written is None else self.read + self.written
+        return _rate(self.read, self.written, self.moved)
+
+
+def _rate(read: float | None, written: float | None, moved: float | None) -> float | None:
+    """Return the sum of what was read and written, which a simulated GPU tells as one."""
+    if moved is not None:
+        return moved
+    return None if read is None or written is None else read + written
 
 
 @dataclass(frozen=True)
@@ -128,11 +142,14 @@ class PartitionUseResult(Result):
         Those with most time in samples of their own first.
     lost_ns
         How long no samples are there though they were taken.
+    beyond_ns
+        How long more SMs were busy than all that ran had.
     """
 
     partitions: tuple[PartitionUse, ...]
     kernels: tuple[KernelUse, ...]
     lost_ns: int = 0
+    beyond_ns: int = 0
     entries = "partitions"
 
     @property
@@ -146,10 +163,16 @@ class PartitionUseResult(Result):
         """What the rows mean."""
         of_model = "busy SMs are the model's" if self.is_simulated else ""
         lost = f"no samples of {self.lost_ns / 1e6:.3g} ms" if self.lost_ns else ""
+        beyond = (
+            f"more SMs were busy than all that ran had for {self.beyond_ns / 1e6:.3g} ms"
+            if self.beyond_ns
+            else ""
+        )
         return sentences(
             "busy SMs while the partition ran; tensor pipes and memory where it ran alone",
             of_model,
             lost,
+            beyond,
         )
 
 
@@ -191,7 +214,8 @@ def partition_use(trace: Trace) -> PartitionUseResult:
                 key=lambda use: -use.ran_ns,
             )
         ),
-        sum(int(np.diff(of_device.samples.lost).sum()) for of_device in every),
+        sum(int(np.diff(of.samples.lost).sum()) for of in every),
+        sum(int(of.samples.lengths[of.is_beyond].sum()) for of in every),
         **about(trace),
     )
 
@@ -238,13 +262,18 @@ def span_use(trace: Trace, span: int) -> SpanUse | None:
             return None
         number = int(work.partition[which[0]])
         busy = of.busy[rows, number]
+        lengths = of.samples.lengths[rows]
+
+        def mean(values: Array, lengths: Ints = lengths) -> float:
+            return float(np.average(values, weights=lengths))
+
         is_alone = bool((of.sole[rows] == number).all())
         return SpanUse(
-            granted=int(of.granted[number]),
-            busy=None if np.isnan(busy).any() else float(busy.mean()),
-            low=float(of.low[rows, number].mean()),
-            high=float(of.high[rows, number].mean()),
-            directly=float(of.is_told[rows, number].mean()),
+            granted=int(of.granted[number]) or of.samples.sms,
+            busy=None if np.isnan(busy).any() else mean(busy),
+            low=mean(of.low[rows, number]),
+            high=mean(of.high[rows, number]),
+            directly=mean(of.is_told[rows, number]),
             tensor=_Means(of, rows, np.ones(len(rows))).tensor if is_alone else None,
             rate=_rate_during(of, which[:1]),
         )
@@ -264,6 +293,8 @@ class _Means:
         values = self.of.samples.values[name][self.rows]
         lasted = self.of.samples.lengths[self.rows].astype(np.float64)
         is_had = ~np.isnan(values)
+        if name in (READ, WRITTEN, MOVED):
+            is_had &= ~self.of.has_copies[self.rows]
         ran_ns = float((self.ran * lasted)[is_had].sum())
         amount = float((values * lasted)[is_had].sum())
         return amount / ran_ns if ran_ns else None
@@ -292,7 +323,9 @@ def _of_partition(of: Shares, number: int, lengths: Floats) -> PartitionUse:
     means = _Means(of, alone, ran[alone])
     is_known = ~np.isnan(busy) & (ran > 0)
     known_ns = float(ran_ns[is_known].sum())
-    whole = busy[is_known & (ran >= WHOLE)]
+    is_whole = is_known & (ran >= WHOLE)
+    whole = busy[is_whole]
+    whole_alone = busy[is_whole & (of.sole == number)]
     is_told = of.is_told[:, number]
 
     def mean(values: Floats, which: Bools, over_ns: float) -> float:
@@ -302,10 +335,10 @@ def _of_partition(of: Shares, number: int, lengths: Floats) -> PartitionUse:
     return PartitionUse(
         device=of.samples.device,
         partition=of.partitions[number],
-        granted=int(of.granted[number]),
+        granted=int(of.granted[number]) or None,
         ran_ns=total_ns,
         busy=mean(busy, is_known, known_ns) if known_ns else None,
-        busy_p95=float(np.quantile(whole, 0.95)) if len(whole) else None,
+        busy_p95=_p95(whole, lengths[is_whole]),
         busy_most=float(whole.max()) if len(whole) else None,
         low=mean(of.low[:, number], ran > 0, total_ns),
         high=mean(of.high[:, number], ran > 0, total_ns),
@@ -314,7 +347,18 @@ def _of_partition(of: Shares, number: int, lengths: Floats) -> PartitionUse:
         read=means.rate(READ),
         written=means.rate(WRITTEN),
         moved=means.rate(MOVED),
+        alone_most=float(whole_alone.max()) if len(whole_alone) else None,
     )
+
+
+def _p95(values: Floats, lasted: Floats) -> float | None:
+    """Return the value that is not exceeded for 95 % of the time."""
+    if not len(values):
+        return None
+    order = np.argsort(values, kind="stable")
+    until = np.cumsum(lasted[order])
+    at = np.searchsorted(until, 0.95 * until[-1])
+    return float(values[order[at]])
 
 
 MOST = 0.5
@@ -332,7 +376,7 @@ def _rate_during(of: Shares, rows: Ints) -> float | None:
     samples, work = of.samples, of.work
     intervals = union(work.starts[rows], work.ends[rows])
     during_ns = covered(intervals, samples.starts, samples.ends)
-    which = during_ns >= MOST * samples.lengths
+    which = (during_ns >= MOST * samples.lengths) & ~of.has_copies
     lengths = samples.lengths[which]
     read, written, moved = (samples.values[name][which] for name in (READ, WRITTEN, MOVED))
     rate = np.where(np.isnan(moved), read + written, moved)
@@ -370,7 +414,7 @@ def _kernels(trace: Trace, of: Shares) -> Iterator[KernelUse]:
             kernel=str(names[plain[first]]),
             workload=workloads[category[first]],
             partition=of.partitions[number],
-            granted=int(of.granted[number]),
+            granted=int(of.granted[number]) or None,
             blocks=int(blocks[config[first]]) if is_stated else None,
             launches=len(launches),
             busy=means.rate(BUSY) or 0.0,

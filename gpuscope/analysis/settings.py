@@ -18,6 +18,7 @@ from gpuscope._text import clean
 from gpuscope.analysis.busy_analysis import overlap
 from gpuscope.analysis.certainty import certainty, certainty_of, ends_of
 from gpuscope.analysis.clocks_analysis import of_recording
+from gpuscope.analysis.counters_analysis import partition_use
 from gpuscope.analysis.intervals import by_workload, ended_kernels
 from gpuscope.analysis.latency_analysis import durations_ns, latency
 from gpuscope.analysis.rates import Done, done
@@ -147,6 +148,7 @@ def _rows_of(trace: Trace) -> list[Row]:
                 "overlap": most.fraction if most else None,
                 "overlap_tight": most.tight_fraction if most else None,
                 "gain": together.gain if together else None,
+                **_used(trace, home),
                 **of_recording(trace),
             }
         )
@@ -155,6 +157,23 @@ def _rows_of(trace: Trace) -> list[Row]:
         rows[-1] |= certainty(trace, rows[-1], took, ended)
     rows += _requests(trace)
     return rows
+
+
+def _used(trace: Trace, partition: str | None) -> Row:
+    """Return what a partition used by sampled counters; nothing where none were sampled."""
+    try:
+        partitions = partition_use(trace).partitions
+    except MissingEvidence:
+        return {}
+    use = next((use for use in partitions if use.partition == partition), None)
+    if use is None:
+        return {}
+    return {
+        "busy_sms": use.busy,
+        "busy_sms_p95": use.busy_p95,
+        "tensor_share": use.tensor,
+        "dram_gb_per_s": use.rate,
+    }
 
 
 def home_of(trace: Trace, workload: str) -> str | None:

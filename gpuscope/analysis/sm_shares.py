@@ -19,6 +19,8 @@ from gpuscope.trace.columns import codes, combined, once, rows_of
 from gpuscope.trace.counters import BUSY, Samples, samples_of
 from gpuscope.trace.model import Trace
 
+BEYOND_SMS = 0.5
+"""Samples of known grids were that near to them: more is more than was granted."""
 MEETING_SMS = 0.1
 """Bounds of a share that are no further apart than this tell it."""
 CLOCKS_NS = 1000
@@ -68,9 +70,12 @@ class BusyWork:
         share = np.zeros(len(rows))
         starts, ends = self.starts[rows], self.ends[rows]
         for number in range(len(self.firsts)):
-            shared_ns = covered(self.times.intervals(number), starts, ends)
-            of_other = self.partition[rows] != number
-            share = np.maximum(share, of_other * shared_ns / np.maximum(ends - starts, 1))
+            of_this = np.flatnonzero(self.partition[rows] == number)
+            elsewhere = self.partition != number
+            intervals = union(self.starts[elsewhere], self.ends[elsewhere])
+            begun, ended = starts[of_this], ends[of_this]
+            shared_ns = covered(intervals, begun, ended)
+            share[of_this] = shared_ns / np.maximum(ended - begun, 1)
         return share
 
 
@@ -83,7 +88,7 @@ class Shares:
     partitions
         Their names; ``None``: work on the whole GPU.
     granted
-        Partition → how many SMs it has.
+        Partition → how many SMs it has; 0 where that is unknown, or carvings of one name differ.
     ran
         Share of the sample in which it ran.
     low, high
@@ -92,6 +97,11 @@ class Shares:
         Its busy SMs, told or estimated; NaN where there is nothing but the bounds.
     is_told
         Whether they are told directly.
+    is_beyond
+        Sample → whether more SMs were busy than all that ran had: something escaped, or was not
+        recorded. Of several partitions nothing is known then.
+    has_copies
+        Sample → whether copies from or to the host moved memory.
     sole
         Sample → number of the only partition that ran, −1 where none or several did.
     sole_key
@@ -106,6 +116,8 @@ class Shares:
     high: Floats
     busy: Floats
     is_told: Bools
+    is_beyond: Bools
+    has_copies: Bools
     sole: Ints
     sole_key: Ints
     work: BusyWork
@@ -128,8 +140,12 @@ def _divided(trace: Trace, samples: Samples) -> Shares | None:
     reach = _ran(work, samples, count, slack_ns)
     sole = _the_only(reach > 0)
     room = _room(trace, work, samples, count, slack_ns)
-    most = np.minimum(granted * reach, room)
-    low, high = _bounds(most, sole, samples.values[BUSY])
+    sms = np.where(granted > 0, granted, samples.sms)
+    most = np.minimum(sms * reach, room)
+    total = samples.values[BUSY]
+    is_beyond = total > most.sum(axis=1) + BEYOND_SMS
+    is_beyond &= (reach > 0).any(axis=1)
+    low, high = _bounds(most, sole, total, is_beyond)
     is_told = (reach > 0) & (high - low <= MEETING_SMS)
     busy = np.where(is_told, (low + high) / 2, np.nan)
     busy[reach == 0] = 0.0
@@ -142,6 +158,8 @@ def _divided(trace: Trace, samples: Samples) -> Shares | None:
         high=high,
         busy=busy,
         is_told=is_told,
+        is_beyond=is_beyond,
+        has_copies=_has_copies(trace, samples),
         sole=sole,
         sole_key=_sole_keys(work, samples),
         work=work,
@@ -160,16 +178,24 @@ def _partitions(
     of_first = code[work.rows[work.firsts]]
     partitions = tuple(names[number] for number in of_first.tolist())
     granted = np.full(len(partitions), float(samples.sms))
+    context = trace.array("green_context", fill=-1)
     for number, name in enumerate(partitions):
         if name is None:
             continue
         facts = trace.metadata.partition(name)
-        if sms := facts.sm_count or len(facts.sm_ids):
-            granted[number] = sms
+        contexts = context[work.rows[work.partition == number]]
+        is_of_one = len(np.unique(contexts[contexts >= 0])) <= 1
+        sms = facts.sm_count or len(facts.sm_ids)
+        granted[number] = sms if is_of_one else 0
     return partitions, granted
 
 
-def _bounds(most: Floats, sole: Ints, total: Floats) -> tuple[Floats, Floats]:
+def _bounds(
+    most: Floats,
+    sole: Ints,
+    total: Floats,
+    is_beyond: Bools,
+) -> tuple[Floats, Floats]:
     """Return between what the busy SMs of each partition lie.
 
     Parameters
@@ -180,11 +206,16 @@ def _bounds(most: Floats, sole: Ints, total: Floats) -> tuple[Floats, Floats]:
         Sample → the only partition that ran, which all of its busy SMs are of.
     total
         Sample → busy SMs.
+    is_beyond
+        Sample → whether these are more than all can have: then no grant bounds anything.
     """
     of_all = total[:, None]
     of_others = most.sum(axis=1, keepdims=True) - most
     low = np.clip(of_all - of_others, 0.0, most)
     high = np.minimum(most, of_all)
+    is_free = is_beyond[:, None] & (most > 0)
+    low = np.where(is_free, 0.0, low)
+    high = np.where(is_free, of_all, high)
     numbers = np.arange(most.shape[1])
     is_sole = sole[:, None] == numbers
     low = np.where(is_sole, of_all, low)
@@ -258,10 +289,25 @@ def _meetings(samples: Samples, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     return interval, sample
 
 
+def _has_copies(trace: Trace, samples: Samples) -> Bools:
+    """Return sample → whether copies from or to the host moved memory."""
+    every = _of_device(trace, samples.device, "memcpy")
+    rows = np.setdiff1d(every, _workers(trace, samples.device))
+    starts = trace.array("start_ns")[rows]
+    ends = trace.array("end_ns", fill=int(samples.ends[-1]))[rows]
+    copied_ns = covered(union(starts, ends), samples.starts, samples.ends)
+    return np.asarray(copied_ns > 0, bool)
+
+
+def _of_device(trace: Trace, device: int, *kinds: str) -> Ints:
+    rows = rows_of(trace, *kinds)
+    of_device: Ints = rows[trace.array("device", fill=-1)[rows] == device]
+    return of_device
+
+
 def _workers(trace: Trace, device: int) -> Ints:
     """Return the rows of a GPU that keep its SMs busy."""
-    rows = rows_of(trace, "kernel", "memset", "graph", "memcpy")
-    rows = rows[trace.array("device", fill=-1)[rows] == device]
+    rows = _of_device(trace, device, "kernel", "memset", "graph", "memcpy")
     kind, kinds = codes(trace.spans.column("kind"))
     copy, directions = codes(trace.spans.column("copy_kind"))
     is_copy = np.array([text == "memcpy" for text in kinds], bool)[kind[rows]]
@@ -330,7 +376,7 @@ def _estimate(shares: Shares) -> None:
     """Fill in what is not told but lies between bounds, where all that ran has a known level."""
     is_open = (shares.ran > 0) & ~shares.is_told
     expected = _expected(shares)
-    is_known = ~np.isnan(expected).any(axis=1)
+    is_known = ~np.isnan(expected).any(axis=1) & ~shares.is_beyond
     samples = np.flatnonzero(is_open.any(axis=1) & is_known)
     if not len(samples):
         return
@@ -351,7 +397,7 @@ def _expected(shares: Shares) -> Floats:
     partition = work.partition[work.keys][work.pair_key]
     expected = np.zeros_like(shares.ran)
     np.add.at(expected, (work.pair_sample, partition), level)
-    return np.minimum(expected, shares.granted * shares.ran)
+    return np.minimum(expected, shares.high)
 
 
 def _scaled(expected: Floats, low: Floats, high: Floats, total: Floats) -> Floats:

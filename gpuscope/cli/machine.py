@@ -185,7 +185,8 @@ def _counters() -> _Seen:
     restricted = re.search(r"RmProfilingAdminOnly:\s*1", text) is not None
     if not restricted or os.geteuid() == 0:
         who = "administrators, as you are" if restricted else "everybody"
-        sampler = CounterProcess(0, "0", EVERY_NS)
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+        sampler = CounterProcess(0, first or "0", EVERY_NS)
         sampler.wait(time.monotonic() + READY_S)
         sampler.end()
         if sampler.refusal:

@@ -45,7 +45,7 @@ _REFUSALS = {
     "old": "this libcupti cannot sample them: install nvidia-cuda-cupti 12.9 or newer",
     "unsupported": "this GPU or virtual machine has none ({detail})",
 }
-_OTHERS = ("ncu", "nsys", "nv-hostengine", "dcgm-exporter", "_counters")
+_OTHERS = ("ncu", "nv-hostengine", "dcgm-exporter", "_counters")
 """Programs that sample counters, by the names of their processes."""
 _OF_DEVICE = 1 << 36
 """Numbers of the values of one simulated GPU."""
@@ -68,6 +68,8 @@ class CounterProcess:
         Why there are no samples; empty: there are, or may be.
     without
         What the samples lack, in words.
+    cut_short
+        Why sampling ended before the recording; empty: it did not.
     """
 
     def __init__(self, device: int, gpu: str, every_ns: int) -> None:
@@ -79,10 +81,13 @@ class CounterProcess:
         self._at = _HEADER
         self._process: subprocess.Popen[bytes] | None = None
         self._file = -1
+        self._path: Path | None = None
+        self.cut_short = ""
         try:
             self._begin(every_ns)
         except (GpuscopeError, OSError) as error:
             self.refusal = str(error)
+            self._remove()
 
     def _begin(self, every_ns: int) -> None:
         command = program("counters")
@@ -131,14 +136,13 @@ class CounterProcess:
             case ["ready", _, _, *quantities]:
                 self._is_ready = True
                 self.without = tuple(name for key, name in _PARTS.items() if key not in quantities)
-                with contextlib.suppress(OSError):
-                    self._path.unlink()  # both have it open; so it goes with them
+                self._remove()  # both have it open, so it goes with them
             case ["refused", reason, *detail]:
                 text = _REFUSALS.get(reason, "{detail}")
                 who = " or ".join(_sampling()) or "another process"
                 self.refusal = text.format(who=who, detail=" ".join(detail) or reason)
             case ["failed", *detail]:
-                self.refusal = f"sampling ended early: {' '.join(detail)}"
+                self.cut_short = " ".join(detail)
 
     def new(self) -> Array:
         """Return the samples that came since; a record that is not whole waits."""
@@ -161,10 +165,11 @@ class CounterProcess:
         if process.stdin is not None:
             with contextlib.suppress(OSError):
                 process.stdin.close()
+        process.terminate()  # as a forked child may hold its input open
         until_s = time.monotonic() + _ENDS_S
         while process.stdout is not None and not process.stdout.closed:
             if (rest_s := until_s - time.monotonic()) <= 0:
-                self.refusal = "sampling did not end, and was ended"
+                self.cut_short = "sampling did not end, and was ended"
                 break
             self.listen(rest_s)
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -173,9 +178,14 @@ class CounterProcess:
         process.wait()
         if process.stdout is not None:
             process.stdout.close()
-        with contextlib.suppress(OSError):
-            self._path.unlink()
+        self._remove()
         self._process = None
+
+    def _remove(self) -> None:
+        """Remove the file's name."""
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
 
     def __del__(self) -> None:
         if self._file >= 0:
@@ -188,11 +198,14 @@ def _visible(gpu: str) -> str:
 
 
 def _sampling() -> list[str]:
-    """Return the names of other processes that are known to sample counters."""
+    """Return the names of other processes that are known to sample counters, none of ours."""
     names = set()
-    for path in Path("/proc").glob("[0-9]*/comm"):
-        with contextlib.suppress(OSError):
-            names.add(path.read_text("utf-8", "replace").strip())
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError):
+            text = path.read_text("utf-8", "replace")
+            name, _, rest = text.partition("(")[2].rpartition(")")
+            if int(rest.split()[1]) != os.getpid():  # its parent
+                names.add(name)
     return [name for name in _OTHERS if name in names]
 
 
@@ -241,7 +254,9 @@ class CounterSampler:
             process.listen()
             if process.refusal:
                 notes.append(f"no counters of cuda:{process.device}: {process.refusal}")
-            elif process.without:
+            if process.cut_short:
+                notes.append(f"counters of cuda:{process.device} end early: {process.cut_short}")
+            if process.without:
                 without = ", ".join(process.without)
                 notes.append(f"counters of cuda:{process.device} without {without}")
         return notes

@@ -45,7 +45,9 @@ def _subject(kernel: KernelUse) -> dict[str, str]:
 def _unused(trace: Trace, kernel: KernelUse) -> Iterator[Finding]:
     """Find SMs of a partition that a kernel leaves idle, and how many would do."""
     granted = kernel.granted
-    if kernel.partition is None or granted - kernel.busy < max(1.0, _UNUSED * granted):
+    if kernel.partition is None or granted is None:
+        return
+    if granted - kernel.busy < max(1.0, _UNUSED * granted):
         return
     yield Finding(
         "counters.unused",
@@ -54,20 +56,20 @@ def _unused(trace: Trace, kernel: KernelUse) -> Iterator[Finding]:
         (
             Quantity("used", kernel.busy),
             *([] if kernel.busy_most is None else [Quantity("most", kernel.busy_most)]),
-            *counts(sms=granted, **_enough(kernel)),
+            *counts(sms=granted, **_enough(kernel, granted)),
         ),
         shown(trace, kernel.spans),
     )
 
 
-def _enough(kernel: KernelUse) -> dict[str, int]:
+def _enough(kernel: KernelUse, granted: int) -> dict[str, int]:
     """Return with how many SMs a kernel takes as many waves; nothing where that is unknown."""
     if kernel.blocks is None or kernel.blocks < 1:
         return {}
-    waves = -(-kernel.blocks // kernel.granted)
+    waves = -(-kernel.blocks // granted)
     enough = -(-kernel.blocks // waves)
-    is_by_waves = abs(kernel.blocks / waves - kernel.busy) <= _UNUSED * kernel.granted
-    if enough >= kernel.granted or not is_by_waves:
+    is_by_waves = abs(kernel.blocks / waves - kernel.busy) <= _UNUSED * granted
+    if enough >= granted or not is_by_waves:
         return {}
     return {"blocks": kernel.blocks, "waves": waves, "enough": enough}
 

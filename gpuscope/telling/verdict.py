@@ -276,17 +276,16 @@ def _counted(trace: Trace, stayed: Finding) -> Finding:
         partitions = partition_use(trace).partitions
     except MissingEvidence:
         return stayed
-    most_of = {
-        use: use.busy_most / use.granted
+    alone = [
+        (use.alone_most / use.granted, use.alone_most, use.granted, str(use.partition))
         for use in partitions
-        if use.partition is not None and use.busy_most is not None
-    }
-    if not most_of:
+        if use.partition is not None and use.granted and use.alone_most is not None
+    ]
+    if not alone:
         return stayed
-    tightest = max(most_of, key=most_of.__getitem__)
-    most = Quantity("most", most_of[tightest] * tightest.granted)
+    _, most, sms, partition = max(alone)
     return replace(
         stayed,
-        subject={**stayed.subject, "counted": str(tightest.partition)},
-        values=(*stayed.values, most, *counts(sms=tightest.granted)),
+        subject={**stayed.subject, "counted": partition},
+        values=(*stayed.values, Quantity("most", most), *counts(sms=sms)),
     )

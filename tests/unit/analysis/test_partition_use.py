@@ -252,6 +252,73 @@ def test_without_samples_or_work_it_says_so():
         analysis.partition_use(made.trace)
 
 
+def test_more_than_all_had_is_told_of_nobody():
+    made = Made()
+    made.kernel("k", "a", 0, 2)
+    made.kernel("k", "b", 1, 2)
+    made.samples(16, 132)
+    result = analysis.partition_use(made.trace)
+    divided = made.shares
+    assert not divided.is_told[1].any()
+    assert np.isnan(divided.busy[1]).all()
+    assert divided.high[1].tolist() == [132, 132]
+    assert result.beyond_ns == LENGTH
+
+
+def test_memory_that_copies_of_the_host_move_is_of_no_kernel():
+    made = Made()
+    made.kernel("k", "a", 0, 0.02)
+    made.kernel("k", "a", 1, 2)
+    made.kernel("copy", "b", 0, 1, kind="memcpy")
+    made.rows[-1]["copy_kind"] = "HtoD"
+    made.samples(0.3, 16)
+    made.samples(0, 7, name=READ)
+    made.samples(50, 8, name=WRITTEN)
+    (use,) = analysis.partition_use(made.trace).partitions
+    assert (use.read, use.written) == (7, 8)
+
+
+def test_a_name_that_was_carved_twice_has_no_size():
+    gpu = gs.open_device("sim:h200", quiet=True)
+    kernel = gs.workloads.spin_kernel(gpu)
+    with gs.profile(gpu, counters=True) as recording:
+        for count in (16, 64):
+            with gpu.carve({"d": count}) as parts:
+                stream = parts["d"].create_stream()
+                stream.launch(kernel, 50_000, grid=count, block=32)
+                stream.synchronize()
+    (use,) = (
+        use for use in analysis.partition_use(recording.trace).partitions if use.partition == "d"
+    )
+    assert use.granted is None
+    assert use.busy == pytest.approx(40)
+    assert found(recording.trace, "counters.unused") == []
+
+
+def test_long_samples_weigh_more():
+    made = Made()
+    made.kernel("k", "a", 0, 4)
+    made.samples(10)
+    made._add({"kind": "counter", "name": BUSY, "value": 14.0}, 1, 4, 0)
+    (use,) = analysis.partition_use(made.trace).partitions
+    assert use.busy == span_use(made.trace, 1).busy == 13
+    assert use.busy_p95 == 14
+
+
+def test_company_is_that_of_all_others_together():
+    made = Made()
+    for number in range(3):
+        at = 10 * number
+        made.kernel("k", "a", at, at + 1)
+        made.kernel("m", "b", at, at + 0.4)
+        made.kernel("m", "c", at + 0.4, at + 0.8)
+        made.kernel("k", "a", at + 5, at + 6.5)
+        made.samples(40, since=at)
+        made.samples(16, 8, since=at + 5)
+    kernel = next(use for use in analysis.partition_use(made.trace).kernels if use.kernel == "k")
+    assert (kernel.beside_ns, kernel.alone_ns) == (LENGTH, 1.5 * LENGTH)
+
+
 # -- findings --------------------------------------------------------------------------------
 def found(trace, rule):
     every = telling.findings(trace).findings

@@ -685,9 +685,27 @@ def test_doctor_with_a_full_gpu(command, gpu_here):
 
 
 def test_doctor_says_who_may_read_counters_and_where_ranges_go(command, monkeypatch, tmp_path):
+    class Sampler:
+        refusal, without, gpus = "", (), []
+
+        def __init__(self, _device, gpu, _every_ns):
+            self.gpus.append(gpu)
+
+        def wait(self, _until_s):
+            pass
+
+        def end(self):
+            pass
+
     parameters = tmp_path / "params"
     monkeypatch.setattr(cli.machine, "_DRIVER_PARAMETERS", parameters)
+    monkeypatch.setattr(cli.machine, "CounterProcess", Sampler)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     parameters.write_text("RmProfilingAdminOnly: 0\n")
+    Sampler.refusal = "ncu samples this GPU"
+    assert "no  performance counters: open to everybody, but not" in command("doctor")[1]
+    assert Sampler.gpus == ["3"]
+    Sampler.refusal = ""
     assert "ok  performance counters: open to everybody" in command("doctor")[1]
     parameters.write_text("RmProfilingAdminOnly: 1\n")
     monkeypatch.setattr(cli.machine.os, "geteuid", lambda: 1000)

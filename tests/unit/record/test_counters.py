@@ -20,7 +20,8 @@ from gpuscope.record.rows import Rows
 from gpuscope.trace.counters import BUSY, LOST, MOVED, READ, TENSOR, WRITTEN, samples_of
 
 FAKE = """#!{python}
-import os, struct, sys
+import os, signal, struct, sys
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 libraries, every_ns, path = sys.argv[1:]
 assert "CUDA_INJECTION64_PATH" not in os.environ
 file = open(path, "wb", buffering=0)
@@ -148,7 +149,35 @@ def test_a_process_that_does_not_end_is_ended(monkeypatch, program):
     number = process._process.pid
     sampler.close()
     assert not Path(f"/proc/{number}").exists()
-    assert len(sampler.notes) == 1
+    assert process.cut_short
+
+
+def test_a_forked_child_holds_nothing_up(program):
+    program(
+        'signal.signal(signal.SIGTERM, signal.SIG_DFL)\nprint("ready 132 GH100 busy", flush=True)\n'
+        "while True: sys.stdin.read()"
+    )
+    sampler = CounterSampler(100_000)
+    sampler.begin({0: "GPU-a"}, wait=True)
+    (process,) = sampler._processes.values()
+    input_of_child = os.dup(process._process.stdin.fileno())
+    sampler.close()
+    os.close(input_of_child)
+    assert process.cut_short == ""
+
+
+def test_our_own_sampler_is_not_who_holds_the_counters(program, monkeypatch):
+    path = program('print("refused taken busy", flush=True)\nsys.exit(1)')
+    path.rename(path.with_name("_counters"))
+    monkeypatch.setattr(counters, "program", lambda _: path.with_name("_counters"))
+    assert sampled()[1] == ["no counters of cuda:0: another process samples this GPU"]
+
+
+def test_what_cannot_start_leaves_no_file(program, monkeypatch, tmp_path):
+    program("").unlink()
+    monkeypatch.setattr(counters.tempfile, "tempdir", str(tmp_path))
+    assert len(sampled()[1]) == 1
+    assert [*tmp_path.glob("gpuscope-counters-*")] == []
 
 
 def test_a_process_that_is_killed_leaves_what_it_wrote(program):

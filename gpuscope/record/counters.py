@@ -77,7 +77,7 @@ class CounterProcess:
         self.refusal = ""
         self.without: tuple[str, ...] = ()
         self._unread = b""
-        self._is_ready = False
+        self._is_ready = self._has_ended = False
         self._at = _HEADER
         self._process: subprocess.Popen[bytes] | None = None
         self._file = -1
@@ -126,10 +126,9 @@ class CounterProcess:
         *lines, self._unread = self._unread.split(b"\n")
         for line in lines:
             self._hear(line.decode("utf-8", "replace").split())
-        if not more and not self._is_ready:
-            self.refusal = self.refusal or "the process that samples them ended"
         if not more:
             output.close()
+            self._is_gone()
 
     def _hear(self, words: list[str]) -> None:
         match words:
@@ -143,6 +142,16 @@ class CounterProcess:
                 self.refusal = text.format(who=who, detail=" ".join(detail) or reason)
             case ["failed", *detail]:
                 self.cut_short = " ".join(detail)
+            case ["ended", *_]:
+                self._has_ended = True
+
+    def _is_gone(self) -> None:
+        """Note what went wrong if it ended without a word."""
+        gone = "the process that samples them ended"
+        if not self._is_ready:
+            self.refusal = self.refusal or gone
+        elif not self._has_ended:
+            self.cut_short = self.cut_short or gone
 
     def new(self) -> Array:
         """Return the samples that came since; a record that is not whole waits."""

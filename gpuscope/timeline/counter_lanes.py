@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from gpuscope._types import Array, Bools, Floats, Ints
-from gpuscope.analysis.sm_shares import Shares, shares
+from gpuscope.analysis.sm_shares import BEYOND_SMS, Shares, shares
 from gpuscope.timeline.columns import edges_of, resampled, step_of
 from gpuscope.timeline.text import duration
 from gpuscope.trace.counters import MOVED, READ, WRITTEN, Samples, samples_of
@@ -31,8 +31,6 @@ LEAST_PX, USUAL_PX, MOST_PX = 24, 48, 144
 MEMORY_PX = 36
 OVER_PX = 2
 """By so much what is more than granted may reach above a lane."""
-OVER_SMS = 0.5
-"""So many more than granted are said to be more."""
 _FEW = 100.0
 """GB/s: lanes that reach to less do not count in TB/s."""
 
@@ -179,7 +177,7 @@ def _value_words(facts: LaneFacts, means: Sequence[float]) -> str:
         return f"≈ {busy} {of} {unit}, between {_sms(low)} and {_sms(high)}{model}"
     if certain + unused <= 0:
         return f"0 {of} {unit}: nothing ran"
-    more = ", more than granted" * (certain > facts.reach + OVER_SMS)
+    more = ", more than granted" * (certain > facts.reach + BEYOND_SMS)
     return f"{_sms(certain)} {of} {unit}{model or ', told'}{more}"
 
 

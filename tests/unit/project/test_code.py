@@ -28,7 +28,7 @@ ROOMS = {
     "judging": 13_123,
     "lessons": 33_430,
     "races": 21_111,
-    "record": 61_547,
+    "record": 61_592,
     "report": 5_243,
     "search": 16_825,
     "simulator": 66_497,

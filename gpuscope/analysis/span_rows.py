@@ -29,7 +29,10 @@ _MANY = 1 << 40
 def launched_blocks(launch_configs: Sequence[str | None]) -> Ints:
     """Return how many thread blocks launches have; many where that is unknown."""
     grids = [_GRID.search(text or "") for text in launch_configs]
-    blocks = [math.prod(map(int, grid.groups())) if grid else _MANY for grid in grids]
+    blocks = [
+        min(math.prod(map(int, grid.groups())), _MANY) if grid else _MANY  # a file may say any
+        for grid in grids
+    ]
     return np.array(blocks, np.int64)
 
 

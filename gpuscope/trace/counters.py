@@ -17,6 +17,8 @@ READ, WRITTEN, MOVED = "DRAM read (GB/s)", "DRAM written (GB/s)", "DRAM (GB/s)"
 QUANTITIES = (BUSY, TENSOR, READ, WRITTEN, MOVED)
 """Names of what a sample tells, as the mean over it: SMs that ran a warp; SMs times the share of
 their tensor pipes' cycles; bytes by ns, of a simulated GPU those read and written as one."""
+_MOST = 1e12
+"""SMs or GB/s that no GPU has."""
 LOST = "samples lost"
 """The name of a row that lasts for as long as samples are missing."""
 
@@ -81,9 +83,10 @@ def _of_device(
     of_name = {
         text: rows[name[rows] == number[text]] for text in (*QUANTITIES, LOST) if text in number
     }
-    value = np.asarray(trace.spans.column("value").to_numpy(), np.float64)
+    value = _plausible(trace)
     nothing = np.zeros(0, np.int64)
     busy, lost = of_name.get(BUSY, nothing), of_name.pop(LOST, nothing)
+    busy = busy[~np.isnan(value[busy])]
     busy = busy[np.argsort(starts[busy], kind="stable")]
     busy = busy[_apart(starts[busy], ends[busy])]
     values = {}
@@ -100,6 +103,14 @@ def _of_device(
         values,
         np.stack([starts[lost], ends[lost]], axis=1),
     )
+
+
+def _plausible(trace: Trace) -> Floats:
+    """Return the values of rows, NaN where a file says what no counter can."""
+    value = np.array(trace.spans.column("value").to_numpy(), np.float64)
+    is_plausible = (value >= 0) & (value < _MOST)
+    value[~is_plausible] = np.nan
+    return value
 
 
 def _apart(starts: Ints, ends: Ints) -> Bools:

@@ -319,6 +319,40 @@ def test_company_is_that_of_all_others_together():
     assert (kernel.beside_ns, kernel.alone_ns) == (LENGTH, 1.5 * LENGTH)
 
 
+VALUES = [None, float("nan"), float("inf"), -5.0, 1e308, 0.0, 3.0]
+GRIDS = [None, "x", '{"grid": [0, 1, 1]}', '{"grid": [9999999999, 9999999999, 9]}']
+TIMES = st.tuples(st.sampled_from([0, 5, 10**6, 1 << 52]), st.sampled_from([0, 1, 10**6, None]))
+NAMES = st.sampled_from([BUSY, LOST, READ, TENSOR])
+DEVICES = st.sampled_from([None, 0, 3])
+
+
+@given(
+    st.lists(st.tuples(TIMES, DEVICES, st.sampled_from(GRIDS)), min_size=1, max_size=5),
+    st.lists(st.tuples(TIMES, DEVICES, NAMES, st.sampled_from(VALUES)), min_size=1, max_size=7),
+)
+def test_what_a_file_says_of_counters_breaks_nothing(kernels, samples):
+    made = Made()
+    for (start, lasts), device, grid in kernels:
+        row = {"kind": "kernel", "name": "k", "partition": "a", "launch_config": grid}
+        _add_raw(made, row, start, lasts, device)
+    for (start, lasts), device, name, value in samples:
+        row = {"kind": "counter", "name": name, "value": value}
+        _add_raw(made, row, start, lasts, device)
+    try:
+        result = analysis.partition_use(made.trace)
+    except MissingEvidence:
+        return
+    for use in result.partitions:
+        assert 0 <= use.low <= use.high < 1e12
+    assert len(telling.findings(made.trace).findings) > 0
+
+
+def _add_raw(made, row, start, lasts, device):
+    end = None if lasts is None else start + lasts
+    row |= {"id": len(made.rows) + 1, "device": device, "source": "cupti"}
+    made.rows.append({**row, "start_ns": start, "end_ns": end})
+
+
 # -- findings --------------------------------------------------------------------------------
 def found(trace, rule):
     every = telling.findings(trace).findings

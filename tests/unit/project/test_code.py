@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = {
     "": 16_073,
     "analyses": 3_481,
-    "analysis": 87_495,
+    "analysis": 87_500,
     "cli": 15_349,
     "comparing": 38_886,
     "device": 49_598,
@@ -34,7 +34,7 @@ ROOMS = {
     "simulator": 66_497,
     "telling": 16_091,
     "timeline": 55_877,
-    "trace": 35_721,
+    "trace": 35_779,
     "widgets": 32_989,
     "workloads": 21_081,
 }

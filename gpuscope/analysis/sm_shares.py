@@ -282,9 +282,9 @@ def _meetings(samples: Samples, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
     first = np.searchsorted(samples.ends, starts, "right")
     behind = np.searchsorted(samples.starts, ends, "left")
     counts = np.maximum(0, behind - first)
-    interval = np.repeat(np.arange(len(starts)), counts)
+    interval = np.repeat(np.arange(len(starts), dtype=np.int64), counts)
     before = np.cumsum(counts) - counts
-    sample = np.arange(len(interval))
+    sample = np.arange(len(interval), dtype=np.int64)
     sample += np.repeat(first - before, counts)
     return interval, sample
 

@@ -326,7 +326,7 @@ def counter_rows(
 
     name = np.repeat(np.arange(len(steps)), [len(rows) for rows in had])
     columns = {
-        "id": pa.array(counter_row(first + np.arange(count))),
+        "id": pa.array(counter_row(first + np.arange(count, dtype=np.int64))),
         "kind": arrow.constant("counter", count),
         "name": arrow.text_column(name, [*steps]),
         "start_ns": pa.array(gathered(0)),

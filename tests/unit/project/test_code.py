@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 ROOMS = {
     "": 16_073,
     "analyses": 3_481,
-    "analysis": 87_500,
+    "analysis": 87_512,
     "cli": 15_349,
     "comparing": 38_886,
     "device": 49_598,
@@ -28,7 +28,7 @@ ROOMS = {
     "judging": 13_123,
     "lessons": 33_430,
     "races": 21_111,
-    "record": 61_592,
+    "record": 61_598,
     "report": 5_243,
     "search": 16_825,
     "simulator": 66_497,

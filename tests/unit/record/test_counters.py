@@ -168,8 +168,9 @@ def test_a_forked_child_holds_nothing_up(program):
 
 def test_our_own_sampler_is_not_who_holds_the_counters(program, monkeypatch):
     path = program('print("refused taken busy", flush=True)\nsys.exit(1)')
-    path.rename(path.with_name("_counters"))
-    monkeypatch.setattr(counters, "program", lambda _: path.with_name("_counters"))
+    ours = path.rename(path.with_name(f"ours_{os.getpid()}"))
+    monkeypatch.setattr(counters, "program", lambda _: ours)
+    monkeypatch.setattr(counters, "_OTHERS", (ours.name,))  # as other tests start real ones
     assert sampled()[1] == ["no counters of cuda:0: another process samples this GPU"]
 
 

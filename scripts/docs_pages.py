@@ -128,9 +128,9 @@ SOAKS = (
 
 
 WHY_MISSED = {
-    "kernels by samples of 10 µs": "Medians are 0.0 and −0.5 µs; the worst kernels lack samples at "
-    "an edge. Tried: five counters and 64 MiB of the hardware's buffer (15 of 40 kernels without a "
-    "loss nearby, the worst 0.3 and 344 µs), busy SMs alone and 512 MiB (27 of 40, 96 and 136 µs).",
+    "kernels by samples of 10 µs": "Medians are 0.0 and −0.5 µs; why the worst are off is not "
+    "understood. Tried: five counters and 64 MiB of hardware buffer (15 of 40 kernels without "
+    "a loss nearby, the worst 0.3 and 344 µs), busy SMs alone and 512 MiB (27 of 40, 96 and 136).",
     "p99, live / recorded": "Slow calls wait for Python's lock while this process takes what was "
     "recorded and passes on a picture. Tried: painting in another process (4 to 8 times → 1.42), "
     "then one message a picture, one thread that stays and packed calls (1.09, 1.32 and 1.38 in "

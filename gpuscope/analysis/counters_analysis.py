@@ -10,12 +10,12 @@ import numpy as np
 
 from gpuscope._checks import door
 from gpuscope._types import Array, Bools, Floats, Ints
-from gpuscope.analysis.intervals import union
+from gpuscope.analysis.intervals import Groups, union
 from gpuscope.analysis.result import Result, about, sentences
 from gpuscope.analysis.sm_shares import Shares, covered, shares
 from gpuscope.analysis.span_rows import launched_blocks
 from gpuscope.errors import MissingEvidence
-from gpuscope.trace.columns import codes
+from gpuscope.trace.columns import codes, once
 from gpuscope.trace.counters import BUSY, MOVED, READ, TENSOR, WRITTEN
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import plain_names
@@ -93,7 +93,7 @@ class KernelUse:
         Medians of the launches beside which no other partition ran, and of those beside which one
         did, for most of their time; ``None`` for fewer than three.
     beside_rate
-        GB/s of the whole GPU in the samples of the latter.
+        GB/s of the whole GPU in the samples of the latter; ``None`` unless both are known.
     spans
         Ids of a few launches, the longest first.
     """
@@ -177,6 +177,7 @@ class PartitionUseResult(Result):
 
 
 @door(trace=Trace)
+@once
 def partition_use(trace: Trace) -> PartitionUseResult:
     """Say what each partition used of its SMs and the memory, by hardware counters.
 
@@ -392,22 +393,25 @@ def _kernels(trace: Trace, of: Shares) -> Iterator[KernelUse]:
     blocks = launched_blocks(texts)
     ids, work = trace.array("id"), of.work
     lasted = work.ends - work.starts
-    of_key = of.sole_key[of.sole_key >= 0]
-    for key in np.unique(of_key).tolist():
-        share = of.ran.max(axis=1)
-        samples = np.flatnonzero((of.sole_key == key) & (share > 0))
-        if not len(samples):
-            continue
+    share = of.ran.max(axis=1)
+    lone = np.flatnonzero((of.sole_key >= 0) & (share > 0))
+    samples_by_key = Groups.of(of.sole_key[lone], range(len(work.keys)))
+    launches_by_key = Groups(work.key, [*range(len(work.keys))])
+    is_beside = work.beside() >= MOST
+    for key in samples_by_key.labels:
+        samples = lone[samples_by_key.rows_of(key)]
         ran = share[samples]
         means = _Means(of, samples, ran)
         whole = of.samples.values[BUSY][samples[ran >= WHOLE]]
         first = work.rows[work.keys[key]]
         number = int(work.partition[work.keys[key]])
-        launches = np.flatnonzero(work.key == key)
+        launches = launches_by_key.rows(key)
         order = np.argsort(-lasted[launches], kind="stable")
         longest = launches[order[:_SPANS]]
-        is_beside = work.beside(launches) >= MOST
-        alone, beside = launches[~is_beside], launches[is_beside]
+        beside = launches[is_beside[launches]]
+        alone_ns = _median(lasted[launches[~is_beside[launches]]])
+        beside_ns = _median(lasted[beside])
+        is_compared = alone_ns is not None and beside_ns is not None
         is_stated = texts[config[first]] is not None
         yield KernelUse(
             device=of.samples.device,
@@ -424,8 +428,8 @@ def _kernels(trace: Trace, of: Shares) -> Iterator[KernelUse]:
             read=means.rate(READ),
             written=means.rate(WRITTEN),
             moved=means.rate(MOVED),
-            alone_ns=_median(lasted[alone]),
-            beside_ns=_median(lasted[beside]),
-            beside_rate=_rate_during(of, beside),
+            alone_ns=alone_ns,
+            beside_ns=beside_ns,
+            beside_rate=_rate_during(of, beside) if is_compared else None,
             spans=tuple(ids[work.rows[longest]].tolist()),
         )

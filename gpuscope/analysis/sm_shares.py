@@ -24,8 +24,8 @@ BEYOND_SMS = 0.5
 MEETING_SMS = 0.1
 """Bounds of a share that are no further apart than this tell it."""
 CLOCKS_NS = 1000
-"""By so much the times of samples and of kernel records may differ: on an H200 edges of samples of
-10 µs were 0.8 µs before to 0.3 µs behind those of the records."""
+"""By so much the times of samples and of kernel records may differ: medians of edges differ by 0.0
+and −0.5 µs on an H200 (``benchmarks/counters.py``)."""
 _MOST_OF = 0.5
 """Share of a sample in which a kernel has to run for the sample to tell its level."""
 _POWERS, _HALVINGS = 30.0, 60
@@ -65,15 +65,14 @@ class BusyWork:
     pair_share: Floats
     times: Busy
 
-    def beside(self, rows: Ints) -> Floats:
-        """Return for which share of some rows another partition ran, too."""
-        share = np.zeros(len(rows))
-        starts, ends = self.starts[rows], self.ends[rows]
+    def beside(self) -> Floats:
+        """Return for which share of each row another partition ran, too."""
+        share = np.zeros(len(self.rows))
         for number in range(len(self.firsts)):
-            of_this = np.flatnonzero(self.partition[rows] == number)
-            elsewhere = self.partition != number
-            intervals = union(self.starts[elsewhere], self.ends[elsewhere])
-            begun, ended = starts[of_this], ends[of_this]
+            is_here = self.partition == number
+            of_this = np.flatnonzero(is_here)
+            intervals = union(self.starts[~is_here], self.ends[~is_here])
+            begun, ended = self.starts[of_this], self.ends[of_this]
             shared_ns = covered(intervals, begun, ended)
             share[of_this] = shared_ns / np.maximum(ended - begun, 1)
         return share

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from gpuscope.device.api import Activity
 from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
-from gpuscope.record.counters import ModelledCounters
+from gpuscope.record.counter_rows import ModelledCounters
 from gpuscope.record.rows import (
     Edge,
     Row,

@@ -12,22 +12,19 @@ import select
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
 from gpuscope._compiled import program
 from gpuscope._libcupti import NVTX_INJECTION, library_path
-from gpuscope._types import Array, Floats, Ints
-from gpuscope.device.api import Activity, DeviceInfo
+from gpuscope._types import Array
 from gpuscope.errors import GpuscopeError
-from gpuscope.record.rows import Batch, Rows, counter_row, keep, together
+from gpuscope.record.counter_rows import Steps, counter_rows
+from gpuscope.record.rows import Batch, Rows, keep, together
 from gpuscope.record.sampler import Gpus
-from gpuscope.trace import arrow, schema
-from gpuscope.trace.counters import BUSY, LOST, MOVED, READ, TENSOR, WRITTEN
+from gpuscope.trace.counters import BUSY, LOST, READ, TENSOR, WRITTEN
 
 EVERY_NS = 100_000
 """Length of a sample where nobody says another one."""
@@ -47,10 +44,6 @@ _REFUSALS = {
 }
 _OTHERS = ("ncu", "nv-hostengine", "dcgm-exporter", "_counters")
 """Programs that sample counters, by the names of their processes."""
-_OF_DEVICE = 1 << 36
-"""Numbers of the values of one simulated GPU."""
-_DIGITS = 6
-"""Of GB/s: what is added and taken away again leaves nothing."""
 _PARTS = {"tensor": "tensor pipes", "dram": "DRAM"}
 
 
@@ -303,111 +296,3 @@ def sample_rows(device: int, uuid: str, samples: Array, first: int) -> Batch:
     }
     steps = {name: Steps(starts, ends, value) for name, value in values.items()}
     return counter_rows(steps, device, uuid, "cupti", first)
-
-
-class Steps(NamedTuple):
-    """Values of one quantity, each from when to when, ns; NaN: not had."""
-
-    starts: Ints
-    ends: Ints
-    values: Floats
-
-
-def counter_rows(
-    steps: Mapping[str, Steps], device: int, uuid: str | None, source: str, first: int
-) -> Batch:
-    """Return a row for each value of each quantity, numbered from ``first`` on."""
-    had = [np.flatnonzero(~np.isnan(step.values)) for step in steps.values()]
-    count = sum(map(len, had))
-
-    def gathered(field: int) -> Array:
-        parts = [step[field][rows] for step, rows in zip(steps.values(), had, strict=True)]
-        return np.concatenate(parts)
-
-    name = np.repeat(np.arange(len(steps)), [len(rows) for rows in had])
-    columns = {
-        "id": pa.array(counter_row(first + np.arange(count, dtype=np.int64))),
-        "kind": arrow.constant("counter", count),
-        "name": arrow.text_column(name, [*steps]),
-        "start_ns": pa.array(gathered(0)),
-        "end_ns": pa.array(gathered(1)),
-        "device": pa.array(np.full(count, device, np.int16)),
-        "device_uuid": pa.nulls(count) if uuid is None else arrow.constant(uuid, count),
-        "value": pa.array(gathered(2)),
-        "source": arrow.constant(source, count),
-    }
-    arrays = [columns.get(column, pa.nulls(count)) for column in schema.SPAN_TYPES]
-    return Batch(pa.table(dict(zip(schema.SPAN_TYPES, arrays, strict=True))))
-
-
-class _Change(NamedTuple):
-    """From a moment on, one more or less holds some SMs, or bytes move faster by a rate."""
-
-    at_ns: int
-    holders: int
-    mask: int
-    rate: float
-
-
-class ModelledCounters:
-    """What counters of a simulated GPU would tell, by its model: steps instead of samples.
-
-    Busy SMs are exact. A kernel's bytes, and a copy's, are spread evenly over its time; the model
-    does not tell those read from those written, and has no tensor pipes.
-    """
-
-    def __init__(self) -> None:
-        self.done: list[Activity] = []
-
-    def add(self, activity: Activity) -> None:
-        """Take in work that is done."""
-        if activity.sm_occupancy or activity.nbytes:
-            self.done.append(activity)
-
-    def forget(self, since_ns: int) -> None:
-        """Forget what ended before."""
-        self.done = [activity for activity in self.done if activity.end_ns >= since_ns]
-
-    def _changes(self) -> list[_Change]:
-        """Return by time what began or ended."""
-        changes = []
-        for activity in self.done:
-            for mask, start_ns, end_ns in activity.sm_occupancy:
-                changes.append(_Change(start_ns, 1, mask, 0.0))
-                changes.append(_Change(end_ns, -1, mask, 0.0))
-            lasted_ns = activity.end_ns - activity.start_ns
-            if activity.nbytes and lasted_ns > 0:
-                rate = activity.nbytes / lasted_ns
-                changes.append(_Change(activity.start_ns, 0, 0, rate))
-                changes.append(_Change(activity.end_ns, 0, 0, -rate))
-        return sorted(changes, key=lambda change: change.at_ns)
-
-    def rows(self, device: DeviceInfo) -> Batch:
-        """Return the rows of all that is known: of each time between two changes."""
-        changes = self._changes()
-        busy = _held(changes)
-        rates = np.array([change.rate for change in changes])
-        moved = np.round(np.cumsum(rates), _DIGITS)
-        starts = np.array([change.at_ns for change in changes], np.int64)
-        ends = np.r_[starts[1:], starts[-1:]]
-        lasts = np.flatnonzero(ends > starts)  # of changes at one time the last one counts
-        steps = {
-            name: Steps(starts[lasts], ends[lasts], values[lasts])
-            for name, values in ((BUSY, busy), (MOVED, moved))
-        }
-        first = device.index * _OF_DEVICE
-        return counter_rows(steps, device.index, device.uuid, "simulated", first)
-
-
-def _held(changes: Sequence[_Change]) -> Floats:
-    """Return behind each change of who holds SMs how many anybody holds."""
-    sizes = [change.mask.bit_length() for change in changes]
-    holders = np.zeros(max(sizes, default=0), np.int64)
-    counts = np.zeros(len(changes))
-    for number, change in enumerate(changes):
-        if change.holders:
-            bits = range(change.mask.bit_length())
-            sms = [sm for sm in bits if change.mask >> sm & 1]
-            holders[sms] += change.holders
-        counts[number] = np.count_nonzero(holders)
-    return counts

@@ -6,7 +6,7 @@ from gpuscope._optional import is_installed
 from gpuscope.device.device import Device
 from gpuscope.errors import CapabilityError, MissingDependency
 from gpuscope.record.activity import ActivitySource
-from gpuscope.record.counters import ModelledCounters
+from gpuscope.record.counter_rows import ModelledCounters
 from gpuscope.record.cupti.source import CuptiSource
 from gpuscope.record.events import EventSource
 from gpuscope.record.source import Options, Source

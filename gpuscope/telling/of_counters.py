@@ -86,10 +86,12 @@ def _idle_pipes(trace: Trace, kernel: KernelUse) -> Iterator[Finding]:
 
 def _beside(trace: Trace, kernel: KernelUse) -> Iterator[Finding]:
     """Find kernels that take longer beside another partition, where that moves more memory."""
-    if kernel.alone_ns is None or kernel.beside_ns is None or kernel.beside_rate is None:
+    if kernel.alone_ns is None or kernel.beside_ns is None:
+        return
+    if kernel.rate is None or kernel.beside_rate is None:
         return
     slower = kernel.beside_ns / kernel.alone_ns
-    if slower < _SLOWER or kernel.beside_rate < _MORE_MEMORY * (kernel.rate or 0.0):
+    if slower < _SLOWER or kernel.beside_rate < _MORE_MEMORY * kernel.rate:
         return
     yield Finding(
         "counters.beside",
@@ -100,7 +102,7 @@ def _beside(trace: Trace, kernel: KernelUse) -> Iterator[Finding]:
             Quantity("alone", kernel.alone_ns, "ns"),
             Quantity("slower", slower),
             Quantity("moved", kernel.beside_rate),
-            Quantity("moved_alone", kernel.rate or 0.0),
+            Quantity("moved_alone", kernel.rate),
         ),
         shown(trace, kernel.spans),
     )

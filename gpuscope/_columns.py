@@ -135,6 +135,7 @@ COMPARED: dict[str, Column] = {
         _detail("busy_sms_p95", "busy SMs p95", meaning="likewise"),
         _detail("tensor_share", "tensor pipes", "%", digits=1, meaning="of the busy SMs' cycles"),
         _detail("dram_gb_per_s", "DRAM GB/s", "GB/s", meaning="where its partition alone ran"),
+        _detail("dram_share", "of DRAM's peak", "%", digits=1, meaning="as calibrate measured it"),
         _detail("sm_clock_mhz", "SM clock", "MHz", meaning="median while it was recorded"),
         _detail("power_w", "power", "W", meaning="of the GPU, median as well"),
         Column("throttled", "throttled", meaning="for what, and in how many rounds", kind="text"),

@@ -51,6 +51,8 @@ class PartitionUse:
         both as one.
     alone_most
         The highest of samples in which it alone ran all the time, whatever was granted.
+    of_peak
+        :attr:`rate` over that of copies, which ``gpuscope calibrate`` measured of such a GPU.
     """
 
     device: Annotated[int, "GPU"]
@@ -68,6 +70,7 @@ class PartitionUse:
     written: Annotated[float | None, "written (GB/s)"]
     moved: Annotated[float | None, "read and written (GB/s)"]
     alone_most: float | None
+    of_peak: Annotated[float | None, "of the memory's peak"]
 
     @property
     def rate(self) -> float | None:
@@ -94,6 +97,8 @@ class KernelUse:
         did, for most of their time; ``None`` for fewer than three.
     beside_rate
         GB/s of the whole GPU in the samples of the latter; ``None`` unless both are known.
+    peak
+        GB/s of copies, as ``gpuscope calibrate`` measured such a GPU; ``None``: it did not.
     spans
         Ids of a few launches, the longest first.
     """
@@ -115,6 +120,7 @@ class KernelUse:
     alone_ns: float | None
     beside_ns: float | None
     beside_rate: float | None
+    peak: float | None
     spans: tuple[int, ...]
 
     @property
@@ -208,7 +214,7 @@ def partition_use(trace: Trace) -> PartitionUseResult:
             "profile(counters=True) or gpuscope record --counters 100us"
         )
     return PartitionUseResult(
-        tuple(use for of_device in every for use in _partitions(of_device)),
+        tuple(use for of_device in every for use in _partitions(trace, of_device)),
         tuple(
             sorted(
                 (use for of_device in every for use in _kernels(trace, of_device)),
@@ -219,6 +225,12 @@ def partition_use(trace: Trace) -> PartitionUseResult:
         sum(int(of.samples.lengths[of.is_beyond].sum()) for of in every),
         **about(trace),
     )
+
+
+def _peak(trace: Trace, of: Shares) -> float | None:
+    """Return the GB/s that copies on such a GPU were measured to read and write."""
+    rate = trace.metadata.device(of.samples.device).memory_bytes_per_us
+    return rate / 1e3 if rate else None
 
 
 @dataclass(frozen=True)
@@ -307,16 +319,16 @@ class _Means:
         return None if tensor is None or not busy else tensor / busy
 
 
-def _partitions(of: Shares) -> Iterator[PartitionUse]:
+def _partitions(trace: Trace, of: Shares) -> Iterator[PartitionUse]:
     lengths = of.samples.lengths.astype(np.float64)
     total_ns = (of.ran * lengths[:, None]).sum(axis=0)
     order = np.argsort(-total_ns, kind="stable")
     for number in order[total_ns[order] > 0].tolist():
-        yield _of_partition(of, number, lengths)
+        yield _of_partition(of, number, lengths, _peak(trace, of))
 
 
-def _of_partition(of: Shares, number: int, lengths: Floats) -> PartitionUse:
-    """Say what one partition used, over samples of these lengths, ns."""
+def _of_partition(of: Shares, number: int, lengths: Floats, peak: float | None) -> PartitionUse:
+    """Say what one partition used, over samples of these lengths, ns; the peak is in GB/s."""
     ran, busy = of.ran[:, number], of.busy[:, number]
     ran_ns = ran * lengths
     total_ns = float(ran_ns.sum())
@@ -328,6 +340,8 @@ def _of_partition(of: Shares, number: int, lengths: Floats) -> PartitionUse:
     whole = busy[is_whole]
     whole_alone = busy[is_whole & (of.sole == number)]
     is_told = of.is_told[:, number]
+    read, written, moved = (means.rate(name) for name in (READ, WRITTEN, MOVED))
+    rate = _rate(read, written, moved)
 
     def mean(values: Floats, which: Bools, over_ns: float) -> float:
         sm_ns = (values * lengths)[which]
@@ -345,10 +359,11 @@ def _of_partition(of: Shares, number: int, lengths: Floats) -> PartitionUse:
         high=mean(of.high[:, number], ran > 0, total_ns),
         directly=float(ran_ns[is_told].sum()) / total_ns,
         tensor=means.tensor,
-        read=means.rate(READ),
-        written=means.rate(WRITTEN),
-        moved=means.rate(MOVED),
+        read=read,
+        written=written,
+        moved=moved,
         alone_most=float(whole_alone.max()) if len(whole_alone) else None,
+        of_peak=None if rate is None or not peak else rate / peak,
     )
 
 
@@ -431,5 +446,6 @@ def _kernels(trace: Trace, of: Shares) -> Iterator[KernelUse]:
             alone_ns=alone_ns,
             beside_ns=beside_ns,
             beside_rate=_rate_during(of, beside) if is_compared else None,
+            peak=_peak(trace, of),
             spans=tuple(ids[work.rows[longest]].tolist()),
         )

@@ -173,6 +173,7 @@ def _used(trace: Trace, partition: str | None) -> Row:
         "busy_sms_p95": use.busy_p95,
         "tensor_share": use.tensor,
         "dram_gb_per_s": use.rate,
+        "dram_share": use.of_peak,
     }
 
 

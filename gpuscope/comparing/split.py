@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, NamedTuple, TypeAlias
 
@@ -67,6 +67,21 @@ class Sum:
 Sums: TypeAlias = dict[What, Sum]
 
 
+class Used(NamedTuple):
+    """What a kernel used where it ran alone, by counters.
+
+    Attributes
+    ----------
+    sms
+        Busy SMs, their mean.
+    nbytes
+        That a launch read and wrote; ``None`` where that is unknown.
+    """
+
+    sms: float
+    nbytes: float | None
+
+
 @dataclass(frozen=True)
 class SplitSide:
     """The time of one side.
@@ -77,10 +92,13 @@ class SplitSide:
         What it consists of.
     units
         How many calls or steps that is.
+    used
+        Name of a kernel → what it used, where counters were sampled.
     """
 
     sums: Sums
     units: int
+    used: Mapping[str, Used] = field(default_factory=dict)
 
     @property
     def ns(self) -> float:
@@ -100,6 +118,8 @@ class SplitPart:
         Pieces in one call or step.
     first, second
         Ids of its longest spans in the trace of either side.
+    used
+        What a kernel used on either side; ``None``: not of both sides.
     """
 
     cause: Annotated[Cause, "part"]
@@ -113,6 +133,7 @@ class SplitPart:
     often_after: float
     first: tuple[int, ...] = field(repr=False, default=())
     second: tuple[int, ...] = field(repr=False, default=())
+    used: tuple[Used, Used] | None = None
 
     @property
     def change_ns(self) -> float:
@@ -140,6 +161,17 @@ class SplitPart:
         if self.cause in ("kernels", "copies"):
             return "slower" if self.change_ns > 0 else "faster"
         return "longer" if self.change_ns > 0 else "shorter"
+
+    @property
+    def counted(self) -> str:
+        """What counters tell of either side: ``"16 → 8 busy SMs, 2.1 → 2.1 MB a launch"``."""
+        if self.used is None:
+            return ""
+        before, after = self.used
+        words = [f"{before.sms:.3g} → {after.sms:.3g} busy SMs"]
+        if before.nbytes is not None and after.nbytes is not None:
+            words.append(f"{before.nbytes / 1e6:.3g} → {after.nbytes / 1e6:.3g} MB a launch")
+        return ", ".join(words)
 
 
 @dataclass(frozen=True)
@@ -176,6 +208,8 @@ class SplitResult(Result):
             row |= {f"{first} (µs)": part.before_ns / 1e3, f"{second} (µs)": part.after_ns / 1e3}
             row["change (µs)"] = part.change_ns / 1e3
             row |= {f"n {first}": part.often_before, f"n {second}": part.often_after}
+            if part.used is not None:
+                row |= _counted_row(self.names, part.used)
             rows.append({**row, "it is": self.became(part)})
         return rows
 
@@ -205,7 +239,7 @@ class SplitResult(Result):
             rows.append(
                 {
                     "part": part.cause,
-                    "what": " · ".join(filter(None, (part.name, *where))),
+                    "what": " · ".join(filter(None, (part.name, *where, part.counted))),
                     "change (µs)": part.change_ns / 1e3,
                     first: part.before_ns / 1e3,
                     second: part.after_ns / 1e3,
@@ -222,6 +256,15 @@ class SplitResult(Result):
             f"mean time of {self.unit}: {duration(self.before_ns)} and {duration(self.after_ns)}; "
             "the parts add up to both, and their changes to the difference; n: pieces in one"
         )
+
+
+def _counted_row(names: tuple[str, str], used: tuple[Used, Used]) -> Row:
+    row: Row = {}
+    for name, of_side in zip(names, used, strict=True):
+        row[f"busy SMs {name}"] = of_side.sms
+        if of_side.nbytes is not None:
+            row[f"MB a launch {name}"] = of_side.nbytes / 1e6
+    return row
 
 
 def _alike(first: Sums, second: Sums) -> list[tuple[What, list[What], list[What]]]:
@@ -265,6 +308,7 @@ def split(
     for what, left, right in _alike(first.sums, second.sums):
         both = _summed(first.sums, left), _summed(second.sums, right)
         units = max(first.units, 1), max(second.units, 1)
+        used = first.used.get(what.name), second.used.get(what.name)
         parts.append(
             SplitPart(
                 what.cause,
@@ -278,6 +322,7 @@ def split(
                 both[1].count / units[1],
                 both[0].spans,
                 both[1].spans,
+                (used[0], used[1]) if what.cause == "kernels" and used[0] and used[1] else None,
             )
         )
     parts.sort(key=lambda part: -abs(part.change_ns))
@@ -285,13 +330,18 @@ def split(
 
 
 def joined(sides: Sequence[SplitSide]) -> SplitSide:
-    """Return several runs of one side as one; their longest spans are the first run's."""
+    """Return several runs of one side as one; their longest spans are the first run's.
+
+    What a kernel used is that of the first run that tells it.
+    """
     sums: Sums = {}
+    used: dict[str, Used] = {}
     for number, side in enumerate(sides):
         for what, total in side.sums.items():
             spans = [(0.0, span) for span in total.spans] if not number else []
             sums.setdefault(what, Sum()).add(total.ns, total.count, spans)
-    return SplitSide(sums, sum(side.units for side in sides))
+        used = {**side.used, **used}
+    return SplitSide(sums, sum(side.units for side in sides), used)
 
 
 # -- in words ------------------------------------------------------------------------------
@@ -326,6 +376,7 @@ def cause(split: SplitResult, part: SplitPart) -> str:
         "range": part.range or "",
         "line": part.line or "",
         "by": amount,
+        "counted": part.counted,
     }
     return fill(RULES[f"split.{part.change}"].text, names)
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import msgspec
 import numpy as np
 
 from gpuscope._types import Floats, Ints
 from gpuscope.analysis import idle_analysis as idle
+from gpuscope.analysis.counters_analysis import partition_use
 from gpuscope.analysis.intervals import Groups
 from gpuscope.analysis.part import Part, PartKind, cut
 from gpuscope.analysis.span_rows import OPEN
 from gpuscope.analysis.steps_analysis import steps
 from gpuscope.analysis.trace_parts import TraceParts, trace_parts
-from gpuscope.comparing.split import SHOWN, Cause, SplitSide, Sum, Sums, What
+from gpuscope.comparing.split import SHOWN, Cause, SplitSide, Sum, Sums, Used, What
+from gpuscope.errors import MissingEvidence
 from gpuscope.trace.columns import codes, combined, is_open, launch_calls, rows_of
 from gpuscope.trace.joins import innermost
 from gpuscope.trace.model import Trace
@@ -70,7 +72,9 @@ def of_calls(trace: Trace, ids: Ints) -> SplitSide:
     for span in chosen:
         for part in breakdown.parts(breakdown.rows.position(span)):
             names.add(sums, part)
-    return SplitSide(sums, len(chosen))
+    rows = breakdown.rows
+    workloads = {rows.text("category", rows.position(span)) for span in chosen}
+    return SplitSide(sums, len(chosen), _used(trace, workloads))
 
 
 def of_background(trace: Trace, workload: str) -> SplitSide:
@@ -108,7 +112,7 @@ def of_background(trace: Trace, workload: str) -> SplitSide:
             names.add(sums, Part("running", max(start, since), end, int(rows.ids[row])))
         done, before = max(end, since), window
     calls = int((rows.having("kind", ("handle",)) & rows.having("category", (workload,))).sum())
-    return SplitSide(sums, calls or len(work))
+    return SplitSide(sums, calls or len(work), _used(trace, {workload}))
 
 
 class _Names:
@@ -134,6 +138,22 @@ class _Names:
             holder = f" ({who})" if who and part.kind not in ("launch call", "on the way") else ""
             what = What(_OF_PARTS.get(part.kind, "kernels"), f"{part.kind}{holder}")
         sums.setdefault(what, Sum()).add(part.duration_ns, 1, spans)
+
+
+def _used(trace: Trace, workloads: Collection[str | None] = ()) -> dict[str, Used]:
+    """Return what kernels of these workloads used by counters; of all, unless any is given."""
+    try:
+        kernels = partition_use(trace).kernels
+    except MissingEvidence:
+        return {}
+    used: dict[str, Used] = {}
+    for kernel in kernels:
+        if workloads and kernel.workload not in workloads:
+            continue
+        rate, took_ns = kernel.rate, kernel.alone_ns
+        nbytes = None if rate is None or took_ns is None else rate * took_ns
+        used.setdefault(kernel.kernel, Used(kernel.busy, nbytes))
+    return used
 
 
 def shape_of(plan: Mapping[str, object]) -> str:
@@ -179,7 +199,7 @@ def of_program(trace: Trace) -> SplitSide:
         sums.setdefault(what, Sum()).add(cause.idle_ns, cause.gaps, _ranked(cause.spans))
     for what, ns, count, spans in _work(trace, *idle_time.window_ns):
         sums.setdefault(what, Sum()).add(ns, count, spans)
-    return SplitSide(sums, len(steady) or 1)
+    return SplitSide(sums, len(steady) or 1, _used(trace))
 
 
 def _ranked(spans: Sequence[int]) -> list[tuple[float, int]]:

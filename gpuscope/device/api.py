@@ -64,6 +64,8 @@ class DeviceInfo:
     launch_latency_ns, kernel_gap_ns
         Constants of a simulated device: the time from a launch call to the kernel's earliest
         start, and from the end of a kernel's predecessor to its start.
+    memory_bytes_per_us
+        Rate of copies on a simulated device, counting reads and writes.
 
     Examples
     --------
@@ -84,6 +86,7 @@ class DeviceInfo:
     driver: str
     launch_latency_ns: int | None = None
     kernel_gap_ns: int | None = None
+    memory_bytes_per_us: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -34,6 +34,9 @@ class DeviceFamily:
         Returns which of them ``gpuscope devices`` lists, by what stands behind the colon.
     opened
         Told of each device when it is open.
+    memory_rates
+        Returns what the family knows of other GPUs, by their full names: the rate of copies on the
+        device, counting reads and writes, bytes/µs.
 
     Examples
     --------
@@ -47,6 +50,7 @@ class DeviceFamily:
     make: MakeBackend
     names: Callable[[], Iterable[str]] = tuple
     opened: Callable[[Device], object] | None = None
+    memory_rates: Callable[[], Mapping[str, int]] = dict
 
 
 def _wrong(name: str, value: object) -> str:
@@ -58,3 +62,9 @@ def _wrong(name: str, value: object) -> str:
 
 
 FAMILIES: Plugins[DeviceFamily] = Plugins("gpuscope.backends", "backend", _wrong)
+
+
+def memory_rate(name: str) -> int | None:
+    """Return the rate of copies on GPUs of a name, bytes/µs; ``None`` where none was measured."""
+    every = (family.memory_rates() for family in FAMILIES.usable().values())
+    return next((rates[name] for rates in every if name in rates), None)

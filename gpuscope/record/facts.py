@@ -16,10 +16,12 @@ from functools import cache
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from gpuscope._threads import number_of
 from gpuscope.device.api import DeviceInfo
 from gpuscope.device.device import Device
+from gpuscope.device.families import memory_rate
 from gpuscope.device.foreign import NamedPartition
 from gpuscope.device.ranks import ranks_of_process
 from gpuscope.device.views import PartitionView, StreamView
@@ -48,6 +50,13 @@ def one_clock(devices: Sequence[Device]) -> str:
 def info_facts(info: DeviceInfo) -> DeviceFacts:
     """Return the facts of a device that may not be open."""
     return msgspec.convert(info, DeviceFacts, from_attributes=True)
+
+
+def with_memory_rate(facts: DeviceFacts) -> DeviceFacts:
+    """Return them with what was measured of GPUs of that name."""
+    if facts.memory_bytes_per_us is not None or facts.name is None:
+        return facts
+    return replace(facts, memory_bytes_per_us=memory_rate(facts.name))
 
 
 def stream_facts(stream: StreamView[object]) -> StreamFacts:

@@ -31,6 +31,7 @@ from gpuscope.record.facts import (
     system_threads,
     thread_names,
     versions,
+    with_memory_rate,
 )
 from gpuscope.record.observers import Happened, observers_for, to_all
 from gpuscope.record.ranges import RangeLog
@@ -419,6 +420,8 @@ class Recording:
         streams.update(self._calls.streams.copy())
         for key, device in self._reading.devices.items():
             devices[key] = info_facts(device.info)
+        if self._options.counters_ns:
+            devices = {key: with_memory_rate(facts) for key, facts in devices.items()}
         self._rank = rank_facts(self._process, [*devices]) or self._rank
         if not self._simulated:  # at the end anew: some take a name later
             self._system_threads = system_threads(

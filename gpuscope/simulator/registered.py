@@ -12,7 +12,7 @@ from gpuscope.device.calls import Call
 from gpuscope.device.device import Device
 from gpuscope.device.families import DeviceFamily
 from gpuscope.simulator.engine.backend import SimBackend
-from gpuscope.simulator.profiles.profile import shipped
+from gpuscope.simulator.profiles.profile import measured, shipped
 
 
 def _tell_of_writes(device: Device) -> None:
@@ -32,4 +32,13 @@ def _tell_of_writes(device: Device) -> None:
     device.backend.assigning = assigning
 
 
-SIMULATED = DeviceFamily(SimBackend, names=shipped, opened=_tell_of_writes)
+def _memory_rates() -> dict[str, int]:
+    return {
+        profile.file.device.name: profile.file.constants.device_copy_bytes_per_us
+        for profile in measured()
+    }
+
+
+SIMULATED = DeviceFamily(
+    SimBackend, names=shipped, opened=_tell_of_writes, memory_rates=_memory_rates
+)

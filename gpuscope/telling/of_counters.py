@@ -15,6 +15,9 @@ _SHARE = 0.05
 _UNUSED = 0.05
 """Share of the SMs granted that are a finding where they are not used; and how far the mean may be
 from that of thread blocks which each have an SM, for a size to be told."""
+_NEAR_PEAK = 0.8
+"""Share of what the memory moves at most from which on a kernel is bound by it: above it Nsight
+Compute's rule *SOLBottleneck* says so, too."""
 _IDLE_PIPES = 0.01
 _SLOWER, _MORE_MEMORY = 1.1, 2.0
 _NAMED = 3
@@ -32,7 +35,7 @@ def of_counters(trace: Trace) -> Iterator[Finding]:
         for kernel in result.kernels
         if kernel.ran_ns >= _SHARE * ran_ns[kernel.device, kernel.partition]
     ]
-    for find in (_unused, _idle_pipes, _beside):
+    for find in (_unused, _memory, _idle_pipes, _beside):
         findings = [finding for kernel in kernels for finding in find(trace, kernel)]
         yield from findings[:_NAMED]
 
@@ -74,6 +77,19 @@ def _enough(kernel: KernelUse, granted: int) -> dict[str, int]:
     return {"blocks": kernel.blocks, "waves": waves, "enough": enough}
 
 
+def _memory(trace: Trace, kernel: KernelUse) -> Iterator[Finding]:
+    """Find kernels that move nearly all that the GPU's memory moves at most."""
+    if kernel.rate is None or not kernel.peak or kernel.rate < _NEAR_PEAK * kernel.peak:
+        return
+    yield Finding(
+        "counters.memory",
+        "note",
+        _subject(kernel),
+        (Quantity("moved", kernel.rate), Quantity("peak", kernel.peak)),
+        shown(trace, kernel.spans),
+    )
+
+
 def _idle_pipes(trace: Trace, kernel: KernelUse) -> Iterator[Finding]:
     """Find matrix products that leave the tensor pipes idle."""
     is_product = kernel.kernel.startswith("GEMM")
@@ -103,6 +119,7 @@ def _beside(trace: Trace, kernel: KernelUse) -> Iterator[Finding]:
             Quantity("slower", slower),
             Quantity("moved", kernel.beside_rate),
             Quantity("moved_alone", kernel.rate),
+            *([Quantity("peak", kernel.peak)] if kernel.peak else []),
         ),
         shown(trace, kernel.spans),
     )

@@ -268,13 +268,19 @@ RULES = {
         "[ (at most {most})][: {blocks} thread blocks take {waves} waves on {enough} SMs, too]",
         "[Grant {enough} SMs: gpuscope tune checks it.]",
     ),
+    "counters.memory": Rule(
+        "Bound by memory: {kernel}[ of {partition}] moves {moved} of the {peak} GB/s that "
+        "gpuscope calibrate measured of such a GPU",
+        "More SMs will not help it, and fewer may do: move fewer bytes, or run it beside work "
+        "that needs little memory.",
+    ),
     "counters.pipes": Rule(
         "{kernel}[ in {partition}] is a matrix product that left tensor pipes idle ({pipes} busy)",
         "Compute it in TF32, bfloat16 or float16.",
     ),
     "counters.beside": Rule(
         "Beside other partitions {kernel}[ of {partition}] takes {slower} times as long, {beside} "
-        "instead of {alone}, while the GPU moves {moved} GB/s instead of {moved_alone}",
+        "instead of {alone}, while the GPU moves {moved}[ of {peak}] GB/s instead of {moved_alone}",
         "Memory is shared whatever the SMs: run them at other times, or let one move less.",
     ),
     "confined": Rule(
@@ -323,7 +329,7 @@ RULES = {
     "part.more": Rule(f"{{does}} {{by}} more a {{each}}{_PART_OF}"),
     **{
         f"split.{change}": Rule(
-            f"{{what}}[ ({{range}})][ at {{line}}] {words} {{by}}[; {{others}}]"
+            f"{{what}}[ ({{range}})][ at {{line}}] {words} {{by}}[ ({{counted}})][; {{others}}]"
         )
         for change, words in {
             "new": "is new and takes",

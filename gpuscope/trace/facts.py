@@ -44,6 +44,9 @@ class DeviceFacts(Facts, frozen=True):
         How many SMs it has.
     launch_latency_ns, kernel_gap_ns
         Constants of a simulated device.
+    memory_bytes_per_us
+        Rate of copies on it, counting reads and writes, as ``gpuscope calibrate`` measured GPUs of
+        its name.
     """
 
     index: Short | None = None
@@ -53,6 +56,7 @@ class DeviceFacts(Facts, frozen=True):
     driver: str | None = None
     launch_latency_ns: Time | None = None
     kernel_gap_ns: Time | None = None
+    memory_bytes_per_us: Whole | None = None
 
 
 class PartitionFacts(Facts, frozen=True):

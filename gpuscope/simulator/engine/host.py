@@ -84,6 +84,7 @@ class SimHost(Backend[SimStream, SimEvent, SimArray]):
             driver=f"simulated from measurements with {self.profile.file.measured.driver}",
             launch_latency_ns=constants["launch_latency_ns"],
             kernel_gap_ns=constants["kernel_gap_ns"],
+            memory_bytes_per_us=constants["device_copy_bytes_per_us"],
         )
         self.capabilities = Capabilities(
             streams=True,

@@ -59,6 +59,11 @@ def shipped() -> list[str]:
     )
 
 
+def measured() -> list[GpuProfile]:
+    """Return the profiles that ship, and behind them those that this process read from files."""
+    return [*map(GpuProfile.load, shipped()), *_read.copy().values()]
+
+
 @dataclass(frozen=True)
 class GpuProfile:
     """A simulated GPU's layout, host costs and kernel times.

@@ -435,7 +435,7 @@ def test_compare():
         "ttft_p99_ms", "tbt_n", "tbt_p50_ms", "tbt_p90_ms", "tbt_p99_ms", "requests_per_s", "goodput_per_s", "calls_per_s", "tflop_per_s", "gb_per_s",
         "share_of_alone_on_whole_gpu", "joules_per_call", "dynamic_joules_per_call", "idle_w",
         "overlap", "overlap_tight", "gain", "low", "high", "interval_of",
-        "busy_sms", "busy_sms_p95", "tensor_share", "dram_gb_per_s", "sm_clock_mhz", "power_w", "throttled", "incomplete",
+        "busy_sms", "busy_sms_p95", "tensor_share", "dram_gb_per_s", "dram_share", "sm_clock_mhz", "power_w", "throttled", "incomplete",
     ]  # fmt: skip
     rows = {(row["setting"], row["workload"]): row for row in table.to_pylist()}
     assert list(rows) == [("shared", "a"), ("shared", "b"), ("carved", "a"), ("carved", "b")]

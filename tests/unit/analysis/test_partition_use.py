@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,10 @@ import gpuscope as gs
 from gpuscope import analysis, telling
 from gpuscope.analysis.counters_analysis import span_use
 from gpuscope.analysis.sm_shares import covered, shares
+from gpuscope.device.families import memory_rate
 from gpuscope.errors import MissingEvidence
+from gpuscope.simulator import profiles
+from gpuscope.simulator.profiles.profile import GpuProfile
 from gpuscope.telling.verdict import verdict_of
 from gpuscope.trace import Trace
 from gpuscope.trace.counters import BUSY, LOST, READ, TENSOR, WRITTEN, samples_of
@@ -25,13 +29,15 @@ GENUINE = Path(__file__).parents[2] / "data" / "counters_h200.parquet"
 SMS = 132
 GRANTED = {"a": 16, "b": 32, "c": 84}
 LENGTH = 100_000
+COPIES = "device_copy_bytes_per_us"
 
 
 class Made:
     """A trace made of kernels and samples, which are a length of time apart."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory_bytes_per_us: int | None = None) -> None:
         self.rows: list[dict] = []
+        self._rate = memory_bytes_per_us
 
     def kernel(self, name, partition, start, end, blocks=None, device=0, kind="kernel"):
         """Add a kernel; times are in lengths of a sample."""
@@ -55,7 +61,9 @@ class Made:
         columns = {name: [row.get(name) for row in self.rows] for name in names}
         metadata = TraceMetadata(
             devices={
-                f"cuda:{index}": DeviceFacts(index=index, sm_count=SMS, name="GPU")
+                f"cuda:{index}": DeviceFacts(
+                    index=index, sm_count=SMS, name="GPU", memory_bytes_per_us=self._rate
+                )
                 for index in (0, 1)
             },
             partitions={name: PartitionFacts(sm_count=sms) for name, sms in GRANTED.items()},
@@ -388,6 +396,41 @@ def test_what_uses_its_sms_is_no_finding():
     assert found(made.trace, "counters.unused") == []
 
 
+def moving(rate, peak):
+    made = Made(peak)
+    made.kernel("k", "c", 0, 4)
+    made.samples(84, 84, 84, 84)
+    made.samples(*[rate / 2] * 4, name=READ)
+    made.samples(*[rate / 2] * 4, name=WRITTEN)
+    return made.trace
+
+
+def test_a_kernel_that_moves_what_memory_can():
+    trace = moving(3960.0, 4_200_000)
+    (finding,) = found(trace, "counters.memory")
+    assert values(finding) == {"moved": 3960, "peak": 4200}
+    (use,) = analysis.partition_use(trace).partitions
+    assert use.of_peak == pytest.approx(3960 / 4200)
+    assert found(moving(3300.0, 4_200_000), "counters.memory") == []
+
+
+def test_without_a_measured_peak_nothing_is_bound_by_memory():
+    trace = moving(3960.0, None)
+    assert found(trace, "counters.memory") == []
+    assert analysis.partition_use(trace).partitions[0].of_peak is None
+
+
+def test_what_was_measured_of_a_gpu_is_found_by_its_name(tmp_path):
+    assert memory_rate("NVIDIA H200") == GpuProfile.load("h200").constants[COPIES]
+    assert memory_rate("another") is None
+    profile = json.loads(resources.files(profiles).joinpath("h200.json").read_text("utf-8"))
+    profile["device"]["name"] = "mine"
+    profile["constants"][COPIES] = 1_234_567
+    (tmp_path / "mine.json").write_text(json.dumps(profile))
+    gs.open_device(f"sim:{tmp_path / 'mine.json'}", quiet=True)
+    assert memory_rate("mine") == 1_234_567
+
+
 def test_a_product_without_tensor_pipes():
     made = Made()
     made.kernel("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x64x8_stage3", "a", 0, 4)
@@ -413,6 +456,36 @@ def test_memory_that_another_partition_takes():
     assert finding.names["partition"] == "a"
     assert values(finding)["slower"] == pytest.approx(1.5)
     assert values(finding)["moved"] == pytest.approx(3900)
+
+
+# -- why one run is slower than another --------------------------------------------------------
+def experiment(sms, nbytes):
+    workload = {"kind": "copy", "nbytes": nbytes, "stream": "s", "repeats": 5}
+    return {
+        "name": "x",
+        "alone_repeats": 0,
+        "counters": True,
+        "partitions": {"p": sms},
+        "streams": {"s": {"partition": "p"}},
+        "workloads": {"w": workload},
+    }
+
+
+def used_by_kernels(before, after):
+    (split,) = gs.diff(before, after, device=gs.open_device("sim:h200", quiet=True)).splits
+    assert "busy SMs A" in next(row for row in split.rows() if row["part"] == "kernels")
+    (used,) = {part.used for part in split.parts if part.used}
+    return used
+
+
+def test_a_diff_tells_more_bytes_from_fewer_sms():
+    nbytes = 256 << 20
+    before, after = used_by_kernels(experiment(32, nbytes), experiment(32, 2 * nbytes))
+    assert (before.sms, after.sms) == (32, 32)
+    assert after.nbytes / before.nbytes == pytest.approx(2, rel=0.02)
+    before, after = used_by_kernels(experiment(32, nbytes), experiment(16, nbytes))
+    assert (before.sms, after.sms) == (32, 16)
+    assert after.nbytes / before.nbytes == pytest.approx(1, rel=0.02)
 
 
 # -- a genuine trace ---------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class ActivitySource(DeviceSource):
         self.settle()
         move(self._done, self._taken)
         undo = keep(self, "_taken", "_ended", "_blocks", "_behind")
-        return undo if self.counters is None else together(undo, keep(self.counters, "done"))
+        return undo if self.counters is None else together(undo, self.counters.keep())
 
     def settle(self) -> None:
         """Forget the calls whose rows were handed out."""
@@ -127,10 +127,20 @@ class ActivitySource(DeviceSource):
                 self._behind.append((first, row, kind))
         self._forgets = bool(rows.since_ns)
         if self.counters is not None:
-            self.counters.forget(rows.since_ns)
-            if rows.over:
-                rows.freeze()
-                rows.batches.append(self.counters.rows(self._device.info))
+            self._count(self.counters, rows)
+
+    def _count(self, counters: ModelledCounters, rows: Rows) -> None:
+        """Add rows of counters until the first call whose work is not done."""
+        counters.forget(rows.since_ns)
+        finished = {*self._raised, *self._ended}
+        begun = [
+            call.start_ns for number, call in self._calls.copy().items() if number not in finished
+        ]
+        until_ns = None if rows.over else min([rows.open_since_ns, *begun])
+        batch = counters.rows(self._device.info, until_ns)
+        if batch is not None:
+            rows.freeze()
+            rows.batches.append(batch)
 
     def hold_edges(self, edges: list[Edge], _rows: Rows, /) -> None:
         """Keep edges from graphs' launches until these are done."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from gpuscope._types import Array, Floats, Ints
 from gpuscope.device.api import Activity, DeviceInfo
-from gpuscope.record.rows import Batch, counter_row
+from gpuscope.record.rows import Batch, counter_row, keep
 from gpuscope.trace import arrow, schema
 from gpuscope.trace.counters import BUSY, MOVED
 
@@ -72,21 +72,28 @@ class ModelledCounters:
     """
 
     def __init__(self) -> None:
-        self.done: list[Activity] = []
+        self._done: list[Activity] = []
+        self._told_ns: int | None = None  # until when there are rows
+        self._count = 0
 
     def add(self, activity: Activity) -> None:
         """Take in work that is done."""
         if activity.sm_occupancy or activity.nbytes:
-            self.done.append(activity)
+            self._done.append(activity)
 
     def forget(self, since_ns: int) -> None:
         """Forget what ended before."""
-        self.done = [activity for activity in self.done if activity.end_ns >= since_ns]
+        self._done = [activity for activity in self._done if activity.end_ns >= since_ns]
 
-    def _changes(self) -> list[_Change]:
-        """Return by time what began or ended."""
-        changes = []
-        for activity in self.done:
+    def keep(self) -> Callable[[], None]:
+        """Return what undoes all that comes."""
+        return keep(self, "_done", "_told_ns", "_count")
+
+    def _changes(self, until_ns: int | None) -> list[_Change]:
+        """Return by time what began or ended, and when rows go on and stop."""
+        ends = [at_ns for at_ns in (self._told_ns, until_ns) if at_ns is not None]
+        changes = [_Change(at_ns, 0, 0, 0.0) for at_ns in ends] if self._is_begun else []
+        for activity in self._done:
             for mask, start_ns, end_ns in activity.sm_occupancy:
                 changes.append(_Change(start_ns, 1, mask, 0.0))
                 changes.append(_Change(end_ns, -1, mask, 0.0))
@@ -97,21 +104,48 @@ class ModelledCounters:
                 changes.append(_Change(activity.end_ns, 0, 0, -rate))
         return sorted(changes, key=lambda change: change.at_ns)
 
-    def rows(self, device: DeviceInfo) -> Batch:
-        """Return the rows of all that is known: of each time between two changes."""
-        changes = self._changes()
+    @property
+    def _is_begun(self) -> bool:
+        return bool(self._done) or self._told_ns is not None
+
+    def rows(self, device: DeviceInfo, until_ns: int | None) -> Batch | None:
+        """Return rows, of each time between two changes, and forget what they tell.
+
+        Parameters
+        ----------
+        until_ns
+            All that ran before is known; ``None``: all is, and rows end with the last change.
+
+        Returns
+        -------
+        Batch
+            ``None``: there is nothing new.
+        """
+        changes = self._changes(until_ns)
+        if not changes:
+            return None
+        since_ns = changes[0].at_ns if self._told_ns is None else self._told_ns
+        if until_ns is None:
+            until_ns = changes[-1].at_ns
         busy = _held(changes)
         rates = np.array([change.rate for change in changes])
         moved = np.round(np.cumsum(rates), _DIGITS)
         starts = np.array([change.at_ns for change in changes], np.int64)
-        ends = np.r_[starts[1:], starts[-1:]]
+        ends = np.minimum(np.r_[starts[1:], starts[-1:]], until_ns)
+        starts = np.maximum(starts, since_ns)
         lasts = np.flatnonzero(ends > starts)  # of changes at one time the last one counts
+        if not len(lasts):
+            return None
         steps = {
             name: Steps(starts[lasts], ends[lasts], values[lasts])
             for name, values in ((BUSY, busy), (MOVED, moved))
         }
-        first = device.index * _OF_DEVICE
-        return counter_rows(steps, device.index, device.uuid, "simulated", first)
+        first = device.index * _OF_DEVICE + self._count
+        batch = counter_rows(steps, device.index, device.uuid, "simulated", first)
+        self._count += batch.spans.num_rows
+        self._told_ns = until_ns
+        self.forget(until_ns)
+        return batch
 
 
 def _held(changes: Sequence[_Change]) -> Floats:

@@ -7,7 +7,7 @@ what is narrower than a sample a part of a flat step; where samples are missing 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, TypeAlias
 
@@ -17,7 +17,7 @@ from gpuscope._types import Array, Bools, Floats, Ints
 from gpuscope.analysis.sm_shares import BEYOND_SMS, Shares, shares
 from gpuscope.timeline.columns import edges_of, resampled, step_of
 from gpuscope.timeline.text import duration
-from gpuscope.trace.counters import MOVED, READ, WRITTEN, Samples, samples_of
+from gpuscope.trace.counters import BUSY, MOVED, READ, WRITTEN, Samples, samples_of
 from gpuscope.trace.model import Trace
 
 Layer: TypeAlias = Literal[
@@ -234,18 +234,46 @@ class CounterLane:
         return CounterLane(self.facts, edges[:-1], edges[1:], columns.sums / columns.column_ns)
 
 
-def counter_lanes(trace: Trace) -> tuple[CounterLane, ...]:
-    """Return the lanes of a trace: of each GPU those of its partitions, and that of its memory."""
-    divided = shares(trace)
-    granted = [granted for of in divided for granted in of.granted.tolist() if granted > 0]
-    tall, one_scale = _heights(granted)
+def counter_lanes(trace: Trace, *, is_whole: bool = True) -> tuple[CounterLane, ...]:
+    """Return the lanes of a trace: of each GPU those of its partitions, and that of its memory.
+
+    Parameters
+    ----------
+    is_whole
+        Whether all records of work are there; else lanes of partitions are blank in samples that
+        they do not explain.
+    """
+    divided = {of.samples.device: of for of in shares(trace)}
     lanes: list[CounterLane] = []
     for samples in samples_of(trace):
-        for of in divided:
-            if of.samples.device == samples.device:
-                lanes += _of_partitions(of, tall, one_scale=one_scale, by_model=trace.is_simulated)
+        of = divided.get(samples.device)
+        if of is not None:
+            is_shown = np.ones(len(samples), bool) if is_whole else explained(samples, of)
+            lanes += _of_partitions(of, is_shown, by_model=trace.is_simulated)
         lanes += _of_memory(samples, by_model=trace.is_simulated)
-    return tuple(lanes)
+    return scaled(lanes)
+
+
+def explained(samples: Samples, of: Shares | None) -> Bools:
+    """Return sample → whether records of work say who kept SMs busy, if any were."""
+    is_idle = samples.values[BUSY] <= BEYOND_SMS
+    if of is None:
+        return np.asarray(is_idle)
+    return np.asarray(~of.is_beyond & (is_idle | (of.ran > 0).any(axis=1)))
+
+
+def scaled(lanes: Sequence[CounterLane]) -> tuple[CounterLane, ...]:
+    """Return lanes with those of SMs on one scale, if they are not too different for it."""
+    granted = [lane.facts.reach for lane in lanes if not lane.facts.is_memory]
+    tall, one_scale = _heights(granted)
+    return tuple(
+        lane
+        if lane.facts.is_memory
+        else replace(
+            lane, facts=replace(lane.facts, px=tall[lane.facts.reach], one_scale=one_scale)
+        )
+        for lane in lanes
+    )
 
 
 def _heights(granted: Sequence[float]) -> tuple[dict[float, int], bool]:
@@ -259,9 +287,7 @@ def _heights(granted: Sequence[float]) -> tuple[dict[float, int], bool]:
     return {count: 2 * round(px * count / 2) for count in granted}, True
 
 
-def _of_partitions(
-    of: Shares, tall: dict[float, int], *, one_scale: bool, by_model: bool
-) -> Iterator[CounterLane]:
+def _of_partitions(of: Shares, is_shown: Bools, *, by_model: bool) -> Iterator[CounterLane]:
     certain = np.where(of.is_told, of.busy, 0.0)
     is_bounds = np.isnan(of.busy)
     estimated = np.where(is_bounds, of.low, of.busy)
@@ -270,7 +296,7 @@ def _of_partitions(
     unused = np.maximum(0.0, of.granted * of.ran - certain - estimated - between)
     low = np.where(of.is_told, of.busy, of.low)
     high = np.where(of.is_told, of.busy, of.high)
-    sampled = np.ones_like(certain)
+    sampled = np.where(is_shown[:, None], np.ones_like(certain), np.nan)
     layers = (certain, estimated, between, unused)
     quantities = np.stack([sampled, *layers, low, high])
     for number, (partition, granted) in enumerate(
@@ -279,7 +305,13 @@ def _of_partitions(
         if granted <= 0:
             continue
         facts = LaneFacts(
-            of.samples.device, partition, OF_SMS, granted, tall[granted], one_scale, by_model
+            of.samples.device,
+            partition,
+            OF_SMS,
+            granted,
+            USUAL_PX,
+            one_scale=True,
+            by_model=by_model,
         )
         lane = _lane(facts, of.samples, quantities[:, :, number])
         if lane is not None:

@@ -17,6 +17,7 @@ from gpuscope.timeline.counter_lanes import CounterLane, LaneFacts, counter_lane
 from gpuscope.timeline.grown import Coded, Grown
 from gpuscope.timeline.index import OPEN_NS, Index
 from gpuscope.timeline.labels import LAYOUT, Class, Places, Track, in_order, labelled
+from gpuscope.timeline.live_lanes import LiveLanes
 from gpuscope.timeline.readings import BESIDE, as_bars
 from gpuscope.timeline.style import KIND_STYLES
 from gpuscope.timeline.waits import WaitColumns
@@ -94,7 +95,9 @@ class Tracks:
     calls
         What calls waited for; ``None`` while rows still come.
     counters
-        Lanes of counters; none while rows still come.
+        Lanes of counters.
+    live
+        What they are made of while rows still come; ``None`` while :meth:`of` sorts a trace.
     """
 
     names: Trace
@@ -111,6 +114,7 @@ class Tracks:
     _sole_process: int | None
     calls: TrackedCalls | None = None
     counters: tuple[CounterLane, ...] = ()
+    live: LiveLanes | None = None
 
     @classmethod
     def of(cls, trace: Trace) -> Tracks:
@@ -136,7 +140,8 @@ class Tracks:
         )
         tracks = empty.extended(trace.spans, trace.edges, named(trace).metadata)
         lanes = counter_lanes(trace) if _COUNTER in tracks.elsewhere() else ()
-        return replace(tracks, calls=TrackedCalls(trace, tracks.track), counters=lanes)
+        calls = TrackedCalls(trace, tracks.track)
+        return replace(tracks, calls=calls, counters=lanes, live=LiveLanes())
 
     def __len__(self) -> int:
         """Rows, also those that are not drawn."""
@@ -349,6 +354,7 @@ class Tracks:
         busy[: len(self.busy_ns)] += self.busy_ns
         columns = {name: self._columns[name].extended(more[name]) for name in more}
         escaped = _escaped(coded, fresh) & shown
+        live = None if self.live is None else self.live.extended(spans, metadata)
         names = self.names
         if metadata is not names.metadata:
             names = Trace.from_columns({}, metadata=metadata)
@@ -388,7 +394,8 @@ class Tracks:
             _keys=keys,
             _sole_process=sole,
             calls=None,
-            counters=(),
+            counters=() if live is None else live.lanes,
+            live=live,
         )
 
 

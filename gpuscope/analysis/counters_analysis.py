@@ -214,7 +214,7 @@ def partition_use(trace: Trace) -> PartitionUseResult:
             "profile(counters=True) or gpuscope record --counters 100us"
         )
     return PartitionUseResult(
-        tuple(use for of_device in every for use in _partitions(trace, of_device)),
+        tuple(use for of_device in every for use in _partitions(of_device)),
         tuple(
             sorted(
                 (use for of_device in every for use in _kernels(trace, of_device)),
@@ -225,12 +225,6 @@ def partition_use(trace: Trace) -> PartitionUseResult:
         sum(int(of.samples.lengths[of.is_beyond].sum()) for of in every),
         **about(trace),
     )
-
-
-def _peak(trace: Trace, of: Shares) -> float | None:
-    """Return the GB/s that copies on such a GPU were measured to read and write."""
-    rate = trace.metadata.device(of.samples.device).memory_bytes_per_us
-    return rate / 1e3 if rate else None
 
 
 @dataclass(frozen=True)
@@ -319,16 +313,16 @@ class _Means:
         return None if tensor is None or not busy else tensor / busy
 
 
-def _partitions(trace: Trace, of: Shares) -> Iterator[PartitionUse]:
+def _partitions(of: Shares) -> Iterator[PartitionUse]:
     lengths = of.samples.lengths.astype(np.float64)
     total_ns = (of.ran * lengths[:, None]).sum(axis=0)
     order = np.argsort(-total_ns, kind="stable")
     for number in order[total_ns[order] > 0].tolist():
-        yield _of_partition(of, number, lengths, _peak(trace, of))
+        yield _of_partition(of, number, lengths)
 
 
-def _of_partition(of: Shares, number: int, lengths: Floats, peak: float | None) -> PartitionUse:
-    """Say what one partition used, over samples of these lengths, ns; the peak is in GB/s."""
+def _of_partition(of: Shares, number: int, lengths: Floats) -> PartitionUse:
+    """Say what one partition used, over samples of these lengths, ns."""
     ran, busy = of.ran[:, number], of.busy[:, number]
     ran_ns = ran * lengths
     total_ns = float(ran_ns.sum())
@@ -341,7 +335,7 @@ def _of_partition(of: Shares, number: int, lengths: Floats, peak: float | None) 
     whole_alone = busy[is_whole & (of.sole == number)]
     is_told = of.is_told[:, number]
     read, written, moved = (means.rate(name) for name in (READ, WRITTEN, MOVED))
-    rate = _rate(read, written, moved)
+    rate, peak = _rate(read, written, moved), of.samples.peak
 
     def mean(values: Floats, which: Bools, over_ns: float) -> float:
         sm_ns = (values * lengths)[which]
@@ -446,6 +440,6 @@ def _kernels(trace: Trace, of: Shares) -> Iterator[KernelUse]:
             alone_ns=alone_ns,
             beside_ns=beside_ns,
             beside_rate=_rate_during(of, beside) if is_compared else None,
-            peak=_peak(trace, of),
+            peak=of.samples.peak,
             spans=tuple(ids[work.rows[longest]].tolist()),
         )

@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from gpuscope._text import percent
 from gpuscope._types import Array, Bools, Floats, Ints
 from gpuscope.analysis.sm_shares import BEYOND_SMS, Shares, shares
 from gpuscope.timeline.columns import edges_of, resampled, step_of
@@ -31,6 +32,8 @@ LEAST_PX, USUAL_PX, MOST_PX = 24, 48, 144
 MEMORY_PX = 36
 OVER_PX = 2
 """By so much what is more than granted may reach above a lane."""
+_UNSURE = 0.01
+"""Share of the SMs granted from which on it is said that they are estimated, or unknown."""
 _FEW = 100.0
 """GB/s: lanes that reach to less do not count in TB/s."""
 
@@ -55,6 +58,8 @@ class LaneFacts:
         Whether lanes of all partitions have one scale, so that areas compare.
     by_model
         Whether the samples are simulated.
+    is_to_peak
+        Whether a memory's lane reaches to what copies on such a GPU were measured to move.
     """
 
     device: int
@@ -64,6 +69,7 @@ class LaneFacts:
     px: int
     one_scale: bool
     by_model: bool
+    is_to_peak: bool = False
 
     @property
     def is_memory(self) -> bool:
@@ -87,7 +93,7 @@ class LaneFacts:
     def top(self) -> str:
         """What its full height stands for, in words."""
         unit, size = self.unit
-        return f"{self.reach / size:g} {unit}"
+        return f"{self.reach / size:.3g} {unit}"
 
     @property
     def scale(self) -> str:
@@ -142,6 +148,11 @@ class LaneColumns:
         lengths = np.full(count, self.column_ns.sum() / count)
         return LaneColumns(self.facts, resampled(self.sums, count), lengths)
 
+    @property
+    def used(self) -> str:
+        """How many SMs were used while work ran, or of memory what its top is; may be empty."""
+        return _used_words(self.facts, self.sums[1:].sum(axis=1).tolist())
+
     def words(self) -> list[str]:
         """Return what is said of each column; nothing of those without samples."""
         texts = [""] * len(self.column_ns)
@@ -167,7 +178,8 @@ def _value_words(facts: LaneFacts, means: Sequence[float]) -> str:
         parts = [
             f"{layer} {mean / size:.2f}" for layer, mean in zip(facts.layers, means, strict=True)
         ]
-        return f"{' + '.join(parts)} {unit}{model}"
+        share = f", {percent(sum(means) / facts.reach)} of the peak" if facts.is_to_peak else ""
+        return f"{' + '.join(parts)} {unit}{share}{model}"
     certain, estimated, between, unused, low, high = means
     of = f"of {facts.reach:.0f}"
     if between > 0:
@@ -179,6 +191,20 @@ def _value_words(facts: LaneFacts, means: Sequence[float]) -> str:
         return f"0 {of} {unit}: nothing ran"
     more = ", more than granted" * (certain > facts.reach + BEYOND_SMS)
     return f"{_sms(certain)} {of} {unit}{model or ', told'}{more}"
+
+
+def _used_words(facts: LaneFacts, sums: Sequence[float]) -> str:
+    """Say how many SMs were used while work ran, of sums: as ``usedWords`` of tiles.js."""
+    if facts.is_memory:
+        return "the peak" * facts.is_to_peak
+    ran = sum(sums[: len(OF_SMS)])
+    if ran <= 0:
+        return ""
+    certain, estimated, between = (facts.reach * layer / ran for layer in sums[:3])
+    least = certain + estimated
+    if between > _UNSURE * facts.reach:
+        return f"{least:.0f}–{least + between:.0f} used"
+    return f"{'≈' * (estimated > _UNSURE * facts.reach)}{_sms(least)} used"
 
 
 def _sms(count: float) -> str:
@@ -328,9 +354,16 @@ def _of_memory(samples: Samples, *, by_model: bool) -> Iterator[CounterLane]:
     most = float(np.nanmax(total, initial=0.0)) if len(total) else 0.0
     if most <= 0 or not np.isfinite(most):
         return
-    reach = step_of(most, 1)
+    is_to_peak = samples.peak is not None and most <= samples.peak
     facts = LaneFacts(
-        samples.device, None, layers, reach, MEMORY_PX, one_scale=False, by_model=by_model
+        samples.device,
+        None,
+        layers,
+        samples.peak if samples.peak is not None and is_to_peak else step_of(most, 1),
+        MEMORY_PX,
+        one_scale=False,
+        by_model=by_model,
+        is_to_peak=is_to_peak,
     )
     lane = _lane(facts, samples, np.stack([np.ones_like(total), *sides]))
     if lane is not None:

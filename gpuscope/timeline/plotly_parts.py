@@ -401,9 +401,11 @@ def shares(panel: Panel) -> list[Properties]:
         if text
     ]
     font = {"size": 11, "color": style.MUTED}
-    reached = [(duration(top), places.lanes[row] + 9) for row, top in tops.items()]
+    reached = [(duration(top), places.lanes[row] + 9.0) for row, top in tops.items()]
     reached += [(spot.facts.top, spot.top + 6) for spot in places.counters]
-    return notes + [style.heading(f"▔ {top}", y, **right, font=font) for top, y in reached]
+    beside = [(f"▔ {top}", y) for top, y in reached]
+    beside += [(lane.used, spot.top + 19) for spot, lane in panel.counters() if lane.used]
+    return notes + [style.heading(text, y, **right, font=font) for text, y in beside]
 
 
 def headings(places: Places) -> list[Properties]:

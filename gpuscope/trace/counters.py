@@ -33,6 +33,9 @@ class Samples:
         Index of the GPU.
     sms
         How many SMs it has; 0 where that is unknown.
+    peak
+        GB/s that copies on such a GPU read and wrote, as ``gpuscope calibrate`` measured it;
+        ``None``: it did not.
     starts, ends
         Sample → ns.
     values
@@ -43,6 +46,7 @@ class Samples:
 
     device: int
     sms: int
+    peak: float | None
     starts: Ints
     ends: Ints
     values: dict[str, Floats]
@@ -95,9 +99,12 @@ def _of_device(
         at = match(starts[busy], starts[of_quantity])
         with_none = np.r_[value[of_quantity], np.nan]  # which the last one, −1, is
         values[text] = with_none[at]
+    facts = trace.metadata.device(device)
+    rate = facts.memory_bytes_per_us
     return Samples(
         device,
-        trace.metadata.device(device).sm_count or 0,
+        facts.sm_count or 0,
+        rate / 1e3 if rate else None,
         starts[busy],
         ends[busy],
         values,

@@ -13,6 +13,7 @@ const HIT_PX = 2, DRAG_PX = 4; // beside what is hit; of a click at most
 const TICK_COLUMNS = 256; // from tick to tick at least, each between a half and a quarter of a pixel
 const OVERVIEW_PX = 34;
 const LEAST_SMS = 1e-6, OVER_SMS = 0.5; // what is less is rounding; is not said to be more than granted
+const UNSURE = 0.01; // share of SMs granted from which on they are said to be estimated, or unknown
 const MOVES = { // by key
   w: { do: "zoom", by: 0.5 }, s: { do: "zoom", by: 2 }, a: { do: "pan", by: -0.25 }, d: { do: "pan", by: 0.25 }, f: { do: "fit" },
 };
@@ -130,14 +131,30 @@ function percentOf(share) {
 }
 
 // Say what the means of a lane of counters are: as `_value_words` of counter_lanes.py.
-function counterWords({ isMemory, byModel, layers, reach, unit: [unit, size] }, means) {
-  const model = byModel ? ", by model" : "", sms = (count) => count.toFixed(1).replace(/\.0$/, "");
-  if (isMemory) return `${layers.map(({ what }, n) => `${what} ${(means[n] / size).toFixed(2)}`).join(" + ")} ${unit}${model}`;
+function counterWords({ isMemory, byModel, isToPeak, layers, reach, unit: [unit, size] }, means) {
+  const model = byModel ? ", by model" : "", sms = smsOf;
+  if (isMemory) {
+    const share = isToPeak ? `, ${percentOf(means.reduce((sum, mean) => sum + mean, 0) / reach)} of the peak` : "";
+    return `${layers.map(({ what }, n) => `${what} ${(means[n] / size).toFixed(2)}`).join(" + ")} ${unit}${share}${model}`;
+  }
   const [certain, estimated, between, unused, low, high] = means, of = `of ${reach} ${unit}`;
   if (between > LEAST_SMS) return `between ${sms(low)} and ${sms(high)} ${of}${model}`;
   if (estimated > LEAST_SMS) return `≈ ${sms(certain + estimated)} ${of}, between ${sms(low)} and ${sms(high)}${model}`;
   if (certain + unused <= LEAST_SMS) return `0 ${of}: nothing ran`;
   return `${sms(certain)} ${of}${model || ", told"}${certain > reach + OVER_SMS ? ", more than granted" : ""}`;
+}
+
+function smsOf(count) {
+  return count.toFixed(1).replace(/\.0$/, "");
+}
+
+// Say how many SMs a lane used while work ran, of means of a view: as `_used_words` of counter_lanes.py.
+function usedWords({ isMemory, isToPeak, reach }, [certain, estimated, between, unused]) {
+  if (isMemory) return isToPeak ? "the peak" : "";
+  const ran = certain + estimated + between + unused, least = (reach * (certain + estimated)) / ran;
+  if (ran <= 0) return "";
+  if (between > UNSURE * ran) return `${least.toFixed(0)}–${(least + (reach * between) / ran).toFixed(0)} used`;
+  return `${estimated > UNSURE * ran ? "≈" : ""}${smsOf(least)} used`;
 }
 
 // Paint what a model's scene says under a plot; `tell` sends a message to the kernel.
@@ -551,7 +568,10 @@ function paintTiles(model, root, tell) {
       words.forEach((text, n) => lines[n].push([text, x, middle + 13 * (n - (words.length - 1) / 2)]));
       if (lanes[place]?.axis) lines[1].push([`▔ ${durationOf(lanes[place].axis)}`, x, lanes[place].top + 5]);
     });
-    for (const { top, words } of scene.counters) lines[1].push([`▔ ${words}`, x, top * view.scale + 5]);
+    for (const lane of scene.counters) {
+      const y = lane.top * view.scale + 5, [, ...means] = meansOf(seen, lane, view.low, view.high - view.low, 1);
+      lines[1].push([`▔ ${lane.words}`, x, y], [usedWords(lane, means), x, y + 13]);
+    }
     const now = JSON.stringify([scene.ink, lines]);
     if (now === told) return; // most views have the words of the one before
     told = now;

@@ -187,6 +187,7 @@ def counters(snapshot: Snapshot) -> list[Properties]:
             ],
             "isMemory": spot.facts.is_memory,
             "byModel": spot.facts.by_model,
+            "isToPeak": spot.facts.is_to_peak,
             "unit": spot.facts.unit,
             "label": spot.facts.label,
             "words": spot.facts.top,

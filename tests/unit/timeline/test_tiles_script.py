@@ -14,6 +14,7 @@ from counted_traces import random_trace
 from gpuscope.timeline.canvas import tiles
 from gpuscope.timeline.columns import FREE_PX, LEAST_PX, heights, step_of
 from gpuscope.timeline.counter_lanes import counter_lanes
+from gpuscope.trace.facts import DeviceFacts
 
 pytestmark = pytest.mark.skipif(shutil.which("node") is None, reason="nothing runs JavaScript here")
 
@@ -94,8 +95,33 @@ def test_labels_count_from_the_start_where_a_window_begins_before_it():
     assert ticks(-1, 9, 5)[1][0] == "0"
 
 
+def with_peak(trace):
+    facts = DeviceFacts(index=0, sm_count=132, memory_bytes_per_us=4_200_000)
+    return trace.with_metadata(devices={"cuda:0": facts})
+
+
+def test_the_words_beside_lanes_of_counters_are_those_of_other_pictures():
+    cases, wanted = [], []
+    for seed in range(4):
+        trace = random_trace(seed)
+        for lane in counter_lanes(with_peak(trace) if seed % 2 else trace):
+            facts = lane.facts
+            described = {
+                "isMemory": facts.is_memory,
+                "reach": facts.reach,
+                "isToPeak": facts.is_to_peak,
+            }
+            for low in range(0, len(lane.starts) - 30, 30):
+                columns = lane.columns(lane.starts[low : low + 30])
+                cases.append([described, columns.sums[1:].sum(axis=1).tolist()])
+                wanted.append(columns.used)
+    assert {text[:1] for text in wanted} >= {"", "≈", "t", "1"}
+    assert any("–" in text for text in wanted)
+    assert run("usedWords(one[0], one[1])", cases) == wanted
+
+
 def test_lanes_of_counters_say_what_other_pictures_say():
-    lanes = counter_lanes(random_trace(2))
+    lanes = [*counter_lanes(random_trace(2)), *counter_lanes(with_peak(random_trace(3)))]
     cases, wanted = [], []
     for lane in lanes:
         facts = replace(lane.facts, by_model=bool(len(cases) % 2))
@@ -104,7 +130,7 @@ def test_lanes_of_counters_say_what_other_pictures_say():
         layers = [{"what": layer} for layer in facts.layers]
         described = {
             "isMemory": facts.is_memory, "byModel": facts.by_model, "layers": layers,
-            "reach": facts.reach, "unit": facts.unit,
+            "reach": facts.reach, "unit": facts.unit, "isToPeak": facts.is_to_peak,
         }  # fmt: skip
         cases += [[described, means] for means in np.round(columns.means, 9).T.tolist()]
         wanted += [text.partition("<br>")[0] for text in columns.words()]

@@ -114,11 +114,13 @@ static const Set SETS[] = {{1, 1}, {0, 1}, {1, 0}, {0, 0}};
 #define SHORT_NS 50000
 
 #define ROOM_BYTES ((size_t)512 << 20) /* of the hardware's buffer; with 64 MiB samples were lost */
-#define MOST_SAMPLES 1024 /* in an image: to reset one costs as much as a hundred samples */
+#define MOST_SAMPLES 8192 /* in an image of busy SMs; where it becomes full, samples are lost */
+#define USUAL_SAMPLES 4096 /* in one of all counters, which takes as much memory, 60 MB */
 #define MOST_RESTARTS 100 /* in a row without a sample */
 #define LONGEST_POLL_MS 50
-#define SAMPLES_A_POLL 500
+#define SAMPLES_A_POLL 250
 #define DRAIN_NS 8000000000ull
+#define UNFINISHED 3 /* intervals before its end of which there may be no sample yet */
 #define END_OF_RECORDS 2
 #define DATA_FULL 1
 #define MULTIPROCESSORS 16 /* CUDA's number of that attribute */
@@ -139,7 +141,8 @@ static struct {
     uint8_t *config, *data;
     size_t config_nbytes, data_nbytes;
     uint64_t every_ns, last_end_ns, samples, gaps;
-    int file, is_first, is_lost, context;
+    size_t taken; /* samples in the image that were written */
+    int file, is_first, context;
     int device;
     char problem[512];
 } state = {.file = -1};
@@ -463,10 +466,17 @@ configure(Set set)
     return OK;
 }
 
+static size_t
+most_samples(void)
+{
+    return state.every_ns < SHORT_NS ? MOST_SAMPLES : USUAL_SAMPLES;
+}
+
 static int
 reset_data(void)
 {
     DataInit data = {.sampler = state.sampler, .nbytes = state.data_nbytes, .data = state.data};
+    state.taken = 0;
     return CALL("cuptiPmSamplingCounterDataImageInitialize", data, DataInit, data);
 }
 
@@ -500,7 +510,7 @@ begin(void)
     if (result != OK)
         return result;
     DataSize size = {.sampler = state.sampler, .names = state.names, .count = state.count,
-                     .most = MOST_SAMPLES};
+                     .most = most_samples()};
     result = CALL("cuptiPmSamplingGetCounterDataSize", size, DataSize, nbytes);
     if (result != OK)
         return result;
@@ -578,17 +588,17 @@ read_sample(size_t index, SampleInfo *sample, double *values)
     return CALL("cuptiProfilerHostEvaluateToGpuValues", evaluate, HostValues, values);
 }
 
-/* Write the samples that were decoded, and the gaps between them. */
+/* Write the samples that were decoded since, up to a number, and the gaps between them. */
 static int
 write_samples(size_t count)
 {
     static Record records[2 * MOST_SAMPLES];
     size_t ready = 0, samples = 0;
     int result = OK;
-    for (size_t index = 0; index < count && index < MOST_SAMPLES; index++) {
+    for (; state.taken < count && state.taken < most_samples(); state.taken++) {
         SampleInfo sample;
         double values[METRICS] = {0};
-        result = read_sample(index, &sample, values);
+        result = read_sample(state.taken, &sample, values);
         if (result != OK)
             break;
         if (state.is_first) { /* it reaches from enabling to starting */
@@ -625,10 +635,10 @@ take(int *is_full, int *is_end)
     result = CALL("cuptiPmSamplingGetCounterDataInfo", info, DataInfo, completed);
     if (result != OK)
         return result;
-    *is_end = *is_end && info.completed == 0;
+    *is_end = *is_end && info.completed == state.taken;
     result = write_samples(info.completed);
-    if (result == OK)
-        result = reset_data();
+    if (result == OK && (*is_full || state.taken > most_samples() / 2))
+        result = reset_data(); /* not each time: that costs as much as hundreds of samples */
     if (result == OK && decode.overflow && !*is_full) {
         snprintf(state.problem, sizeof(state.problem), "the hardware's buffer overflowed");
         result = OUT_OF_MEMORY;
@@ -652,25 +662,22 @@ rest(int wait_ms, pid_t parent)
 static int
 finish(void)
 {
-    int is_full = 0, is_end = 0, is_lost = state.is_lost;
-    int result = of_sampler("cuptiPmSamplingStop");
+    int is_full = 0, is_end = 0;
     uint64_t stopped_ns = now_ns(CLOCK_REALTIME);
+    int result = of_sampler("cuptiPmSamplingStop");
     uint64_t until_ns = now_ns(CLOCK_MONOTONIC) + DRAIN_NS;
     for (int empty = 0; result == OK && empty < 3 && now_ns(CLOCK_MONOTONIC) < until_ns;) {
         uint64_t before = state.samples;
         result = take(&is_full, &is_end);
         empty = state.samples > before ? 0 : empty + 1;
-        if (state.samples > before)
-            is_lost = 0;
-        if (result == OUT_OF_MEMORY) {
-            is_lost = 1;
+        if (result == OUT_OF_MEMORY)
             result = OK;
-        }
         if (is_end)
             break;
     }
     Record gap;
-    if (is_lost && append_gap(&gap, stopped_ns) && write_all(&gap, sizeof(gap)) != 0)
+    int is_late = stopped_ns > state.last_end_ns + UNFINISHED * state.every_ns;
+    if (is_late && append_gap(&gap, stopped_ns) && write_all(&gap, sizeof(gap)) != 0)
         return UNWRITTEN;
     return result;
 }
@@ -686,9 +693,8 @@ sample(pid_t parent)
         uint64_t before = state.samples;
         int result = take(&is_full, &is_end);
         if (state.samples > before)
-            state.is_lost = restarts = 0;
+            restarts = 0;
         if (result == OUT_OF_MEMORY && restarts++ < MOST_RESTARTS) { /* samples were lost */
-            state.is_lost = 1;
             of_sampler("cuptiPmSamplingStop");
             disable();
             result = begin();

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import numpy as np
 
 from gpuscope._checks import door
+from gpuscope._text import percent
 from gpuscope._types import Array, Bools, Floats, Ints
 from gpuscope.analysis.intervals import Groups, union
 from gpuscope.analysis.result import Result, about, sentences
@@ -150,12 +151,15 @@ class PartitionUseResult(Result):
         How long no samples are there though they were taken.
     beyond_ns
         How long more SMs were busy than all that ran had.
+    sampled
+        Share of the time in which anything ran for which there are samples.
     """
 
     partitions: tuple[PartitionUse, ...]
     kernels: tuple[KernelUse, ...]
     lost_ns: int = 0
     beyond_ns: int = 0
+    sampled: float = 1.0
     entries = "partitions"
 
     @property
@@ -177,6 +181,7 @@ class PartitionUseResult(Result):
         return sentences(
             "busy SMs while the partition ran; tensor pipes and memory where it ran alone",
             of_model,
+            "" if self.sampled > WHOLE else f"samples are of {percent(self.sampled)} of that time",
             lost,
             beyond,
         )
@@ -208,13 +213,14 @@ def partition_use(trace: Trace) -> PartitionUseResult:
     (16, 16, 1.0)
     """
     every = shares(trace)
-    if not every:
+    partitions = tuple(use for of_device in every for use in _partitions(of_device))
+    if not partitions:
         raise MissingEvidence(
             "the trace has no samples of hardware counters while work ran: record with "
             "profile(counters=True) or gpuscope record --counters 100us"
         )
     return PartitionUseResult(
-        tuple(use for of_device in every for use in _partitions(of_device)),
+        partitions,
         tuple(
             sorted(
                 (use for of_device in every for use in _kernels(trace, of_device)),
@@ -223,8 +229,19 @@ def partition_use(trace: Trace) -> PartitionUseResult:
         ),
         sum(int(np.diff(of.samples.lost).sum()) for of in every),
         sum(int(of.samples.lengths[of.is_beyond].sum()) for of in every),
+        _sampled(every),
         **about(trace),
     )
+
+
+def _sampled(every: Sequence[Shares]) -> float:
+    """Return which share of the time in which anything ran has samples."""
+    ran_ns = sampled_ns = 0
+    for of in every:
+        intervals = union(of.work.starts, of.work.ends)
+        ran_ns += int(np.diff(intervals).sum())
+        sampled_ns += int(covered(intervals, of.samples.starts, of.samples.ends).sum())
+    return sampled_ns / max(ran_ns, 1)
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ LEAST_PX, USUAL_PX, MOST_PX = 24, 48, 144
 MEMORY_PX = 36
 OVER_PX = 2
 """By so much what is more than granted may reach above a lane."""
+_OVER_PEAK = 1 + OVER_PX / MEMORY_PX
+"""Single samples may have that times what copies moved on the whole, and yet be drawn."""
 _UNSURE = 0.01
 """Share of the SMs granted from which on it is said that they are estimated, or unknown."""
 _FEW = 100.0
@@ -354,7 +356,7 @@ def _of_memory(samples: Samples, *, by_model: bool) -> Iterator[CounterLane]:
     most = float(np.nanmax(total, initial=0.0)) if len(total) else 0.0
     if most <= 0 or not np.isfinite(most):
         return
-    is_to_peak = samples.peak is not None and most <= samples.peak
+    is_to_peak = samples.peak is not None and most <= _OVER_PEAK * samples.peak
     facts = LaneFacts(
         samples.device,
         None,

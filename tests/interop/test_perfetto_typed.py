@@ -8,6 +8,7 @@ import os
 import threading
 import zipfile
 from collections import Counter
+from pathlib import Path
 
 import made
 import numpy as np
@@ -20,10 +21,12 @@ import gpuscope as gs
 from gpuscope.formats.nsight.values import NOTHING, config
 from gpuscope.formats.perfetto.archive import MANIFEST
 from gpuscope.trace import Trace
+from gpuscope.trace.counters import BUSY, READ, WRITTEN
 from gpuscope.trace.facts import RankFacts
 from gpuscope.trace.gpu_states import POWER, SM_CLOCK
 from gpuscope.trace.metadata import TraceMetadata
 
+COUNTED = Path(__file__).parents[1] / "data" / "counters_h200.parquet"
 ON_HOST = ("api", "sync", "range", "mark", "handle", "block", "counter", "stack")
 
 
@@ -211,6 +214,16 @@ def test_clocks_and_power(tmp_path):
     assert units == {(SM_CLOCK, 0): ["MEGAHERTZ"], (SM_CLOCK, 1): ["MEGAHERTZ"],
                      (POWER, 0): ["WATT"], ("requests", None): []}  # fmt: skip
     assert [one.uuid.hex()[7] for one in said.gpus] == ["0", "1"]
+
+
+def test_sampled_hardware_counters(tmp_path):
+    """Recorded on an H200: every sample of every quantity comes back."""
+    trace = gs.load_trace(COUNTED)
+    said = check(trace, export(trace, tmp_path / "run.pftrace"))
+    names = Counter(name for _, _, name, _, _ in said.samples)
+    rows = trace.where(kind="counter").spans.column("name").to_pylist()
+    assert names == Counter(rows)
+    assert {BUSY, READ, WRITTEN} <= names.keys()
 
 
 # -- ranks ------------------------------------------------------------------------------------

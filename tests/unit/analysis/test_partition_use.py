@@ -260,6 +260,17 @@ def test_without_samples_or_work_it_says_so():
         analysis.partition_use(made.trace)
 
 
+def test_work_before_the_first_sample_is_said_to_have_none():
+    made = Made()
+    made.kernel("k", "a", 0, 3)
+    made.kernel("k", "a", 3, 4)
+    made.samples(0, since=5)
+    with pytest.raises(MissingEvidence):
+        analysis.partition_use(made.trace)
+    made.samples(16, since=3)
+    assert analysis.partition_use(made.trace).sampled == pytest.approx(0.25)
+
+
 def test_more_than_all_had_is_told_of_nobody():
     made = Made()
     made.kernel("k", "a", 0, 2)

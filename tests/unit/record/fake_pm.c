@@ -12,6 +12,7 @@
  *     FAKE_GAP         before which sample one is missing
  *     FAKE_OVERFLOW    at which sample the buffer overflows, by which 10 are lost; -1: always
  *     FAKE_FLAGGED     1: it is not a result that tells so, but a flag
+ *     FAKE_AHEAD_S     by so much samples are later than the clock, so that none is missing at the end
  *     FAKE_LOG         a file that gets a line for each call
  *
  * Sample n begins n intervals after the first session began. Of 1000 cycles, n % 1000 were active
@@ -311,7 +312,7 @@ cuptiPmSamplingStart(uint64_t *words)
     struct timespec time;
     clock_gettime(CLOCK_REALTIME, &time);
     if (base_ns == 0)
-        base_ns = (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
+        base_ns = (uint64_t)(time.tv_sec + planted("FAKE_AHEAD_S", 3600)) * 1000000000u + (uint64_t)time.tv_nsec;
     is_running = is_first = 1;
     return OK;
 }

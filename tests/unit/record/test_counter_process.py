@@ -159,7 +159,7 @@ def test_every_sample_but_the_first_is_written(sampler):
 
 
 def test_more_samples_than_an_image_holds(sampler):
-    status, lines = sampler.run(SAMPLES=5000, AT_ONCE=4000)
+    status, lines = sampler.run(SAMPLES=5000, AT_ONCE=5000)
     assert (status, lines[-1][:3]) == (0, ["ended", "5000", "0"])
     assert sampler.records() == [true(number) for number in range(5000)]
 
@@ -300,7 +300,7 @@ def test_after_an_overflow_it_goes_on(sampler, is_flagged):
 
 
 def test_an_overflow_without_a_later_sample_is_a_gap_until_the_end(sampler):
-    process = sampler.start(OVERFLOW=30, SAMPLES=40, AT_ONCE=10)
+    process = sampler.start(OVERFLOW=30, SAMPLES=40, AT_ONCE=10, AHEAD_S=0)
     wait_for(lambda: sampler.log.exists() and sampler.calls().count("cuptiPmSamplingStart") == 2)
     status, lines = ended(process)
     assert (status, lines[-1][:3]) == (0, ["ended", "30", "1"])
@@ -309,6 +309,25 @@ def test_an_overflow_without_a_later_sample_is_a_gap_until_the_end(sampler):
     assert last[0] == pytest.approx(30)
     assert last[1] > 30
     assert all(map(math.isnan, last[2:]))
+
+
+def test_an_image_is_reset_before_it_is_full(sampler):
+    status, lines = sampler.run(SAMPLES=20_000, AT_ONCE=700)
+    assert (status, lines[-1][:3]) == (0, ["ended", "20000", "0"])
+    records = sampler.records()
+    assert [record[0] for record in records] == pytest.approx(range(20_000))
+    assert records[::999] == [true(number) for number in range(0, 20_000, 999)]
+
+
+def test_what_is_missing_at_the_end_is_a_gap(sampler):
+    process = sampler.start(SAMPLES=40, AHEAD_S=-1)
+    sampler.await_records(40)
+    status, lines = ended(process)
+    assert (status, lines[-1][:3]) == (0, ["ended", "40", "1"])
+    *samples, last = sampler.records()
+    assert samples == [true(number) for number in range(40)]
+    assert last[0] == pytest.approx(40)
+    assert last[1] > 1e9 / EVERY_NS - 1
 
 
 def test_what_only_overflows_fails(sampler):

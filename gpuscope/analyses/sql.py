@@ -14,15 +14,39 @@ import pyarrow.compute as pc
 from gpuscope import _threads
 from gpuscope._optional import require
 from gpuscope._types import Untyped
-from gpuscope.analyses.views import finding_rows, part_rows
+from gpuscope.analyses.views import finding_rows, part_rows, share_rows
 from gpuscope.analysis.result import Row
 from gpuscope.errors import InvalidArgument
 from gpuscope.trace import schema
+from gpuscope.trace.counters import BUSY, MOVED, READ, TENSOR, WRITTEN
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import named
 
-MADE = {"findings": finding_rows, "parts": part_rows}
+MADE = {"findings": finding_rows, "parts": part_rows, "shares": share_rows}
 """Name → what makes a table of a trace, where a query names it."""
+_QUANTITIES = {
+    BUSY: "busy_sms",
+    TENSOR: "tensor_sms",
+    READ: "read_gb_per_s",
+    WRITTEN: "written_gb_per_s",
+    MOVED: "moved_gb_per_s",
+}
+
+
+def _of_samples() -> str:
+    """Return the query of samples, a column for each quantity."""
+    names = ", ".join(f"'{name}'" for name in _QUANTITIES)
+    columns = [
+        f"max(value) FILTER (name = '{name}') AS {column}" for name, column in _QUANTITIES.items()
+    ]
+    return f"""
+        SELECT device, start_ns, end_ns, {", ".join(columns)}
+        FROM spans
+        WHERE kind = 'counter' AND name IN ({names})
+        GROUP BY device, start_ns, end_ns
+        ORDER BY device, start_ns"""  # noqa: S608 - of our own names
+
+
 VIEWS = {
     "launches": """
         SELECT work.id, work.kind, work.name, work.category AS workload, work.device,
@@ -44,6 +68,7 @@ VIEWS = {
         JOIN spans AS waiting ON waiting.id = edges.to
         JOIN spans AS other ON other.id = edges.from
         WHERE edges.kind NOT IN ('launch', 'range')""",
+    "samples": _of_samples(),
 }
 """Name → its query, of ``spans`` and ``edges``."""
 

@@ -14,16 +14,20 @@ from escaping import escaped
 
 import gpuscope as gs
 from gpuscope.analyses import sql
+from gpuscope.analysis.counters_analysis import partition_use
+from gpuscope.analysis.sm_shares import shares
 from gpuscope.analysis.trace_parts import trace_parts
 from gpuscope.cli import main
 from gpuscope.errors import InvalidArgument, MissingDependency
 from gpuscope.trace import schema
+from gpuscope.trace.counters import BUSY, READ
 from gpuscope.trace.model import Trace
 from gpuscope.trace.naming import named as shown
 from gpuscope.trace.store import save_trace
 from gpuscope.workloads.spin import Spin
 
 pytest.importorskip("duckdb")
+COUNTED = Path(__file__).parents[2] / "data" / "counters_h200.parquet"
 PAGE = (Path(__file__).parents[3] / "docs" / "howto" / "sql.md").read_text("utf-8")
 RECIPES = re.findall(
     r"([^\n]+)\n\n```sql\n(.*?)```", PAGE.partition("## Ten recipes")[2], re.DOTALL
@@ -121,7 +125,7 @@ def test_there_are_ten_recipes():
     assert len(RECIPES) == 10
 
 
-@pytest.mark.parametrize("view", ["launches", "waits", "parts", "findings"])
+@pytest.mark.parametrize("view", ["launches", "waits", "samples", "parts", "findings", "shares"])
 def test_the_page_lists_the_columns_of_a_view(trace, view):
     section = re.search(rf"### {view}\n(.*?)(?:\n##|\Z)", PAGE, re.DOTALL)[1]
     cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
@@ -130,20 +134,23 @@ def test_the_page_lists_the_columns_of_a_view(trace, view):
 
 
 def test_every_view_is_tried():
-    assert {*sql.VIEWS, *sql.MADE} == {"launches", "waits", "parts", "findings"}
+    assert {*sql.VIEWS, *sql.MADE} == {
+        "launches", "waits", "samples", "parts", "findings", "shares"
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     "query", ["selec", "FROM nothing", "SELECT nope FROM parts", "FROM parts, no"]
 )
 def test_what_is_no_query_is_refused_and_says_what_there_is(trace, query):
-    with pytest.raises(InvalidArgument, match="spans, edges, launches, waits, findings, parts"):
+    tables = "spans, edges, launches, waits, samples, findings, parts, shares"
+    with pytest.raises(InvalidArgument, match=tables):
         trace.sql(query)
 
 
 def test_a_trace_without_rows_answers():
     empty = Trace.from_columns({})
-    for table in ("spans", "edges", "launches", "waits", "parts", "findings"):
+    for table in ("spans", "edges", *sql.VIEWS, *sql.MADE):
         assert empty.sql(f"FROM {table}").columns
 
 
@@ -219,7 +226,7 @@ def test_names_of_views_mean_what_sql_means(trace, query, row):
 
 def test_show_tables_lists_those_of_the_trace(trace):
     listed = [name for (name,) in trace.sql("SHOW TABLES").fetchall()]
-    assert sorted(listed) == ["edges", "launches", "spans", "waits"]
+    assert sorted(listed) == ["edges", "launches", "samples", "spans", "waits"]
 
 
 @pytest.mark.parametrize("name", ["spans", "edges", *sql.VIEWS, *sql.MADE])
@@ -421,3 +428,29 @@ def test_only_with_write_the_command_reads_files(run, tmp_path):
     assert "--write" in written.err
     status, written = run(query, "--write", "--json")
     assert strictly(written.out) == [{"n": 17}]
+
+
+def test_samples_and_shares_are_those_of_the_analysis():
+    trace = gs.load_trace(COUNTED)
+    (divided,) = shares(trace)
+    samples = divided.samples
+    rows = trace.sql("SELECT start_ns, busy_sms, read_gb_per_s, moved_gb_per_s FROM samples")
+    first, *others = rows.fetchall()
+    assert 1 + len(others) == len(samples)
+    assert first == (samples.starts[0], samples.values[BUSY][0], samples.values[READ][0], None)
+    query = """
+        SELECT partition, any_value(granted), sum(ran * (end_ns - start_ns)),
+            sum(busy_sms * (end_ns - start_ns)) / sum(ran * (end_ns - start_ns))
+                FILTER (busy_sms IS NOT NULL)
+        FROM shares GROUP BY partition"""
+    told = {name: values for name, *values in trace.sql(query).fetchall()}
+    for use in partition_use(trace).partitions:
+        granted, ran_ns, busy = told.pop(use.partition)
+        assert (granted, ran_ns) == (use.granted, pytest.approx(use.ran_ns))
+        assert busy == pytest.approx(use.busy)
+    assert told == {}
+
+
+def test_without_samples_there_are_no_shares(trace):
+    assert trace.sql("SELECT count(*) FROM shares").fetchall() == [(0,)]
+    assert trace.sql("SELECT count(*) FROM samples").fetchall() == [(0,)]

@@ -25,7 +25,7 @@ _AT_ONCE_NS = 250_000_000
 _MOST = 50_000
 """Of twice as many steps of a lane that many are made: a long recording stays quick."""
 _SAMPLE = "counter"
-_KINDS = pa.array([*schema.GPU_WORK, _SAMPLE])
+_KINDS = [*schema.GPU_WORK, _SAMPLE]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class LiveLanes:
 
     def extended(self, spans: pa.Table, metadata: TraceMetadata) -> LiveLanes:
         """Return them with more rows."""
-        new = spans.filter(pc.is_in(spans.column("kind"), _KINDS))
+        new = spans.filter(pc.is_in(spans.column("kind"), pa.array(_KINDS)))
         if self.divided_ns is None and not _is_sample(new).any():
             return replace(self, waiting=new) if len(new) else self
         waiting = self.waiting

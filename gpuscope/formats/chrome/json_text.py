@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from json.encoder import encode_basestring as quote
 
 import numpy as np
@@ -24,13 +25,16 @@ def joined(*parts: pa.StringArray | str) -> pa.StringArray:
     return pc.binary_join_element_wise(*parts, "")
 
 
-_FRACTIONS = pa.array([f".{number:03d}" for number in range(1000)])
+@cache
+def _fractions() -> pa.StringArray:
+    """Return thousandths as text; not when this is imported, as PyArrow imports pandas for it."""
+    return pa.array([f".{number:03d}" for number in range(1000)])
 
 
 def micros(ns: Array) -> tuple[pa.StringArray, pa.StringArray]:
     """Return ns as µs with three decimals: the text before the point, and the rest."""
     whole, rest = np.divmod(ns, 1000)
-    return pa.array(whole).cast(pa.string()), _FRACTIONS.take(pa.array(rest))
+    return pa.array(whole).cast(pa.string()), _fractions().take(pa.array(rest))
 
 
 def finite(values: pa.FloatingPointArray) -> pa.StringArray:

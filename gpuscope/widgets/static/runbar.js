@@ -51,7 +51,7 @@ function render({ model, el }) {
   const group = (label, ...inside) => h("div", { class: "gs-inline", role: "group", "aria-label": label },
     h("span", { "aria-hidden": "true" }, label), ...inside);
   const menu = (summary, ...inside) =>
-    h("details", { class: "gs-more" }, summary, h("div", { class: "gs-menu gs-buttons" }, ...inside));
+    h("details", { class: "gs-more", name: "gpuscope-menus" }, summary, h("div", { class: "gs-menu gs-buttons" }, ...inside));
   home.append(
     fold, run, presets, h("div", { class: "gs-told" }, status, times),
     h("div", { class: "gs-menus" },

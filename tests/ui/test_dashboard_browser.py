@@ -595,6 +595,18 @@ def test_keys_run_it_inside_jupyterlab(lab, browser_page, console, shot):
     assert not errors(console), "\n".join(errors(console))
 
 
+def run_with_counters(page) -> None:
+    """Apply 32 SMs and run, with a lane below each partition."""
+    unfold(page, "⋯")
+    page.get_by_label("Counters").check()
+    button(page, "Apply and run").click()
+    until_over(page, "Done: 1,000 timed calls.", 1)
+    expect(page.get_by_text("Applied.", exact=True)).to_be_visible()
+    lanes = page.locator(f"{PLOT} .ytick text").filter(has_text="SMs busy of ")
+    expect(lanes).to_have_text(["SMs busy of 32, by model", "SMs busy of 100, by model"])
+    page.get_by_label("Counters").uncheck()
+
+
 def test_what_is_asked_is_warned_of_runs_are_compared_and_files_written(
     lab, browser_page, console, shot
 ):
@@ -611,14 +623,7 @@ def test_what_is_asked_is_warned_of_runs_are_compared_and_files_written(
     count.fill("32")
     page.keyboard.press("Enter")
     page.get_by_text("32 granted", exact=True).wait_for()
-    unfold(page, "⋯")
-    page.get_by_label("Counters").check()
-    button(page, "Apply and run").click()
-    until_over(page, "Done: 1,000 timed calls.", 1)
-    expect(page.get_by_text("Applied.", exact=True)).to_be_visible()
-    lanes = page.locator(f"{PLOT} .ytick text").filter(has_text="SMs busy of ")
-    expect(lanes).to_have_text(["SMs busy of 32, by model", "SMs busy of 100, by model"])
-    page.get_by_label("Counters").uncheck()
+    run_with_counters(page)
     button(page, "Run 1: small 32 | load rest").click()
     for number, preset in (
         (2, "small beside load, priority instead"),

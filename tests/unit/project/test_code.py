@@ -24,7 +24,7 @@ ROOMS = {
     "device": 49_736,
     "experiments": 20_648,
     "figures": 2_418,
-    "formats": 50_234,
+    "formats": 50_244,
     "judging": 13_123,
     "lessons": 33_430,
     "races": 21_111,

@@ -141,7 +141,10 @@ class _Names:
 
 
 def _used(trace: Trace, workloads: Collection[str | None] = ()) -> dict[str, Used]:
-    """Return what kernels of these workloads used by counters; of all, unless any is given."""
+    """Return what kernels of these workloads used by counters; of all, unless any is given.
+
+    Of kernels of one name it is the one that ran alone for longest.
+    """
     try:
         kernels = partition_use(trace).kernels
     except MissingEvidence:

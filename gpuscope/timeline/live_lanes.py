@@ -113,9 +113,9 @@ def _joined(before: CounterLane | None, after: CounterLane | None) -> CounterLan
         assert lane is not None  # noqa: S101 - its key is of either
         return lane
     is_later = after.starts >= before.ends[-1:].max(initial=0)
-    reach = max(before.facts.reach, after.facts.reach)
+    higher = max(after, before, key=lambda lane: lane.facts.reach)
     lane = CounterLane(
-        replace(after.facts, reach=reach),
+        higher.facts,
         np.r_[before.starts, after.starts[is_later]],
         np.r_[before.ends, after.ends[is_later]],
         np.hstack([before.values, after.values[:, is_later]]),

@@ -20,7 +20,6 @@ import numpy as np
 from gpuscope._compiled import program
 from gpuscope._libcupti import NVTX_INJECTION, library_path
 from gpuscope._types import Array
-from gpuscope.device.cuda import health
 from gpuscope.errors import GpuscopeError
 from gpuscope.record.counter_rows import Steps, counter_rows
 from gpuscope.record.rows import Batch, Rows, keep, together
@@ -232,16 +231,11 @@ class CounterSampler:
 
         Parameters
         ----------
-        gpus
-            None is known at the beginning of a program that is yet to open one: where there is a
-            single one, that is sampled, so that it is from the first kernel on.
         wait
             Whether to return when sampling has begun, or was refused.
         """
         if not self._every_ns:
             return
-        if wait and not gpus:
-            gpus = health.sole_gpu()
         for device, uuid in gpus.items():
             if uuid not in self._processes:
                 self._processes[uuid] = CounterProcess(device, uuid, self._every_ns)

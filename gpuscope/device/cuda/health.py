@@ -99,13 +99,6 @@ def processes_by_uuid() -> dict[str, int]:
     return counts
 
 
-def sole_gpu() -> dict[int, str]:
-    """Return CUDA's index → UUID of the GPU of this machine, if there is one and CUDA sees it."""
-    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-    gpus = [] if is_hidden else [*processes_by_uuid()]
-    return {0: gpus[0]} if len(gpus) == 1 else {}
-
-
 def gpus_in_use() -> dict[int, str]:
     """Return CUDA's index → UUID of the GPUs on which this process has a context.
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 import gpuscope as gs
-from gpuscope.device.cuda import health
 from gpuscope.errors import GpuscopeError
 from gpuscope.record import counters
 from gpuscope.record.counters import CounterSampler
@@ -212,33 +211,6 @@ def test_a_record_that_is_not_whole_waits(program, tmp_path):
     os.pwrite(process._file, record, 16)
     undo()
     assert process.new()["sms"].tolist() == [1.0]
-    sampler.close()
-
-
-@pytest.mark.parametrize(
-    ("listed", "visible", "expected"),
-    [
-        (["a"], None, ["a"]),
-        (["a"], "0", ["a"]),
-        (["a"], "-1", []),
-        (["a", "b"], None, []),
-        ([], None, []),
-    ],
-)
-def test_before_a_gpu_is_known_the_only_one_is_sampled(
-    program, monkeypatch, listed, visible, expected
-):
-    program(RUNS.format(count=1))
-    monkeypatch.setattr(health, "processes_by_uuid", lambda: dict.fromkeys(listed, 0))
-    if visible is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    sampler = CounterSampler(100_000)
-    sampler.begin({}, wait=True)
-    assert [*sampler._processes] == expected
-    sampler.begin({})  # as threads do that look again
-    assert [*sampler._processes] == expected
     sampler.close()
 
 
